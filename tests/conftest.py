@@ -116,7 +116,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _list_reports(terminalreporter: pytest.TerminalReporter, folder: Path) -> None:
     """Which runs were reported as unusually slow: those that hang on purpose, and no other."""
-    logs = sorted(path for path in folder.rglob("rank_*.log") if path.is_file())
+    # Unlike glob, this goes on where another run of pytest removes an old folder.
+    every = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    logs = sorted(path for path in every if path.match("rank_*.log") and path.is_file())
     reported = [path for path in logs if "which is unusual" in path.read_text(errors="replace")]
     if logs:
         terminalreporter.section("reports of slow runs")

@@ -10,7 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = b'{"model_type": "toy"}'
@@ -130,3 +133,15 @@ def serving(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[HubServer]:
         yield server
     finally:
         server.stop()
+
+
+def constants_of(url: str, cache: str) -> dict[str, str]:
+    """What the client makes of HF_ENDPOINT and HF_HUB_CACHE when it is imported."""
+    files = url + "/{repo_id}/resolve/{revision}/{filename}"
+    return {"ENDPOINT": url, "HF_HUB_CACHE": cache, "HUGGINGFACE_CO_URL_TEMPLATE": files}
+
+
+def use(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client ask this hub, and keep what it gets in this folder."""
+    for name, value in constants_of(url, str(cache)).items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from samestep.data.mixed import Mixed as Mixed
     from samestep.data.order_choice import Bucketed as Bucketed
     from samestep.data.order_choice import Weighted as Weighted
+    from samestep.data.records.reading import Records as Records
+    from samestep.data.records.reading import RecordsConfig as RecordsConfig
+    from samestep.data.split import split_records as split_records
     from samestep.kit import policy as policy
+    from samestep.kit.language_model import LanguageModel as LanguageModel
+    from samestep.kit.model_settings import TrainedModelSettings as TrainedModelSettings
+    from samestep.kit.named_model import open_language_model as open_language_model
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm
     from samestep.models.causal_lm import CausalConfig as CausalConfig
@@ -59,6 +65,7 @@ if TYPE_CHECKING:
     from samestep.train.api.recipe import Verb as Verb
     from samestep.train.api.whole_set import WholeSet as WholeSet
     from samestep.train.api.whole_set import gather_rows as gather_rows
+    from samestep.train.artifacts.artifact_key import ArtifactKey as ArtifactKey
     from samestep.train.learner.dropout import keyed_dropout as keyed_dropout
     from samestep.train.learner.earlier_weights import EarlierWeights as EarlierWeights
     from samestep.train.learner.ema import Average as Average

@@ -15,7 +15,7 @@ from samestep.core.records import read_json
 
 pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "mdlm"
-SMALL = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--sampling.length=4"]
+SMALL = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--sampling.max_new_tokens=4"]
 LABELS = ("dataset", "model", "batch size per GPU", "total batch size", "epochs", "learning rate", "save directory")
 LABELS += ("number of GPUs", "parameters", "mixed precision")
 

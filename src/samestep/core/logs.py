@@ -13,13 +13,16 @@ FAILURES = "samestep.failures"
 """The logger for errors that end a run. They go to the log file only, because they are printed in any case."""
 PRINTED = {"is_printed": True}
 """`logger.warning(text, extra=PRINTED)`: goes to the log file only, too."""
+_MOST_KEPT = 1000
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def start_logging(path: Path | None, *, show: str | None) -> None:
-    """Log samestep's messages to `path`, and those from level `show` on to the terminal (None: nothing there)."""
-    stop_logging()
+    """Log samestep's messages to `path`, and those from level `show` on to the terminal (None: nothing there). What is
+    logged while there is neither is kept, and logged as soon as there is."""
     root = logging.getLogger("samestep")
+    kept = [record for handler in root.handlers if isinstance(handler, _Kept) for record in handler.records]
+    stop_logging()
     root.setLevel(logging.DEBUG if show == "debug" else logging.INFO)
     root.propagate = False
     if path is not None:
@@ -34,7 +37,9 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         root.addHandler(to_terminal)
     if not root.handlers:
-        root.addHandler(logging.NullHandler())
+        root.addHandler(_Kept())
+    for record in kept:
+        root.handle(record)
 
 
 def stop_logging() -> None:
@@ -45,6 +50,18 @@ def stop_logging() -> None:
         handler.close()
     root.setLevel(logging.NOTSET)
     root.propagate = True
+
+
+class _Kept(logging.Handler):
+    """Keeps the first messages, such as those about data that is read before there is a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.records) < _MOST_KEPT:
+            self.records.append(record)
 
 
 class _Terminal(logging.Handler):

@@ -85,16 +85,27 @@ def write_json(path: Path, value: Json, *, private: bool = False) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", private=private)
 
 
-def parse_json(text: str | bytes) -> Json:
-    """JSON of any origin; ValueError if it is none, or nests too deeply."""
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Json:
+    """JSON of any origin; ValueError if it is none, or nests too deeply.
+
+    `unique_keys`: also if an object has a key twice, of which Python would keep the last one in silence.
+    """
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_without_repeats if unique_keys else None)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value):
         raise ValueError("it nests too deeply")
     return value
+
+
+def _without_repeats(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return found
 
 
 def _is_too_deep(value: Json) -> bool:

@@ -1,10 +1,29 @@
 """A file, or a part of one, that data comes from, with the hash of its bytes. Imports no torch."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
+
 _CHUNK = 1 << 22
+
+
+def existing_file(path: str) -> Path:
+    """A file that a user named; refused if it cannot be read."""
+    file = expand_home(path)
+    if not file.exists():
+        raise UserError(f"Give an existing file; {path} does not exist (from {Path.cwd()}).")
+    if file.is_dir():
+        inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
+        raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")
+    if not os.access(file, os.R_OK):
+        raise UserError(f"Allow this user to read {path}; its permissions do not.")
+    if file.stat().st_size == 0:
+        raise UserError(f"Give a file with something in it; {path} is empty.")
+    return file
 
 
 class DataFile:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from samestep.core.errors import UserError
 
+BUILT_IN_TEXT = "pydoc_data.topics"
+"""What this text is called."""
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
 

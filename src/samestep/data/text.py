@@ -1,29 +1,26 @@
 """Local text as one long sequence of byte tokens, memory-mapped so that memory does not grow with the file.
 
-A plain file is its own token file: it is mapped, never read into memory. A JSONL file is unpacked once, document by
-document, into a file of 16-bit tokens, which is then mapped in the same way.
+A plain file is its own token file: it is mapped, never read into memory. Records are unpacked once, document by
+document, into files of 16-bit tokens, which are then mapped in the same way.
 """
 
 import hashlib
-import json
 import os
 import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.paths import expand_home
-from samestep.core.records import parse_json
-from samestep.data.data_file import DataFile
+from samestep.data.data_file import DataFile, existing_file
+from samestep.data.records.reading import Records
+from samestep.data.split import TRAIN, VALIDATION, choose_parts
 
-JSONL = (".jsonl", ".ndjson")
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".parquet", ".arrow", ".npy", ".npz")
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".arrow", ".npy", ".npz")
 _CHUNK = 1 << 22
 
 
@@ -100,17 +97,89 @@ Tokens = TokenFile | TokenFiles | np.ndarray
 """A sequence of tokens: on disk, or in memory if it is small."""
 
 
-def open_text(path: str, *, field: str, separator: int, cache: Path | None = None) -> TokenFile:
-    """The tokens of a local file: bytes, and `separator` between JSONL documents.
+def open_text(path: str) -> TokenFile:
+    """The bytes of a plain text file."""
+    file = plain_file(path)
+    return TokenFile(file.resolve(), "u1", 0, file.stat().st_size)
 
-    An unpacked JSONL file is kept in the folder `cache` for the other ranks and later runs; by default that is this
-    user's own folder in the temporary directory.
-    """
+
+def plain_file(path: str) -> Path:
+    """A file of plain text that a user named; refused if its name says that it is something else."""
     file = existing_file(path)
-    dtype = "u1"
-    if file.suffix.lower() in JSONL:
-        file, dtype = _unpacked(file, field, separator, cache or _own_folder()), "u2"
-    return TokenFile(file.resolve(), dtype, 0, file.stat().st_size // np.dtype(dtype).itemsize)
+    if file.suffix.lower() in PACKED:
+        raise UserError(f"Unpack {path} into a plain text file first; {file.suffix} files are not read as text.")
+    return file
+
+
+def open_documents(
+    records: Records, *, separator: int, validation_fraction: float, skip_invalid: bool, cache: Path | None = None
+) -> tuple[TokenFile, TokenFile]:
+    """The texts of records for training and for validation: their bytes, and `separator` between documents.
+
+    Files are kept in the folder `cache` for the other ranks and later runs; by default that is this user's own folder
+    in the temporary directory.
+    """
+    cache = cache or _own_folder()
+    found = [file.stat() for file in records.files]
+    # A file's ctime changes with its content, even if someone sets its mtime back.
+    version = [(str(f.resolve()), s.st_ino, s.st_size, s.st_ctime_ns) for f, s in zip(records.files, found)]
+    key = repr((version, sorted(records.renamed.items()), separator, validation_fraction, skip_invalid))
+    name = f"{records.files[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    targets = [cache / f"{name}.{part}.tokens" for part in ("train", "validation")]
+    if not all(target.exists() for target in targets):
+        cache.mkdir(parents=True, exist_ok=True)
+        _unpack(records, separator, validation_fraction, skip_invalid, targets)
+    sizes = [target.stat().st_size // 2 for target in targets]
+    train = TokenFile(targets[0].resolve(), "u2", 0, sizes[0])
+    if sizes[1]:
+        return train, TokenFile(targets[1].resolve(), "u2", 0, sizes[1])
+    edge = _edge(sizes[0], validation_fraction)
+    return train.span(0, edge), train.span(edge, sizes[0])
+
+
+def _unpack(records: Records, separator: int, fraction: float, skip_invalid: bool, targets: Sequence[Path]) -> None:
+    """Write both files; all into the first where there are too few documents to keep a whole one for validation.
+
+    Ranks may race here: each writes complete files under its own names; the last rename wins, with equal content.
+    """
+    digests = [document_digest(text) for text in documents(records, skip_invalid)]
+    is_whole = len(digests) * fraction >= 1
+    part_of = choose_parts(digests, fraction, test=0.0, seed=0) if is_whole else np.full(len(digests), TRAIN)
+    end = np.array(separator, dtype="u2").tobytes()
+    own = [target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") for target in targets]
+    try:
+        with ExitStack() as stack:
+            files = {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION), own)}
+            for part, text in zip(part_of.tolist(), documents(records, skip_invalid), strict=True):
+                files[part].write(end if files[part].tell() else b"")
+                files[part].write(np.frombuffer(text.encode("utf-8"), dtype="u1").astype("u2").tobytes())
+        for path, target in zip(own, targets):
+            path.replace(target)
+    finally:
+        for path in own:
+            path.unlink(missing_ok=True)
+
+
+def documents(records: Records, skip_invalid: bool = False, column: str = "text") -> Iterator[str]:
+    """The texts of records, in order, without empty ones; what is wrong with any of them is said at the end."""
+    records.expect([column])
+    empty = True
+    for row in records:
+        is_empty_cell = row.is_cells and row.values.get(column, "") is None
+        if is_empty_cell or str(row.values.get(column, "-")).strip() == "":
+            continue
+        found = records.texts(row, [column])
+        if found is not None:
+            empty = False
+            yield found[column]
+    records.check(skip_invalid)
+    if empty:
+        raise UserError(f"Give records with text in the column {column!r}; it is empty in all of {records.path}.")
+
+
+def document_digest(text: str) -> int:
+    """A number that is the same for equal texts."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
 def fingerprint(tokens: Tokens) -> str:
@@ -132,31 +201,18 @@ def origins(tokens: Tokens) -> list[DataFile | np.ndarray]:
 
 def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
     """Two contiguous regions: the head for training, the tail for validation. No row is in both."""
-    edge = len(tokens) - round(len(tokens) * validation_fraction)
+    edge = _edge(len(tokens), validation_fraction)
     return part(tokens, 0, edge), part(tokens, edge, len(tokens))
+
+
+def _edge(size: int, validation_fraction: float) -> int:
+    return size - round(size * validation_fraction)
 
 
 def part(tokens: Tokens, start: int, stop: int) -> Tokens:
     """The tokens from `start` up to `stop`, or up to the end if that comes first; files stay on disk."""
     stop = min(stop, len(tokens))
     return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.span(start, stop)
-
-
-def existing_file(path: str, packed: Sequence[str] = PACKED) -> Path:
-    """A file that a user named; refused if it cannot be read, as those that end with one of `packed`."""
-    file = expand_home(path)
-    if not file.exists():
-        raise UserError(f"Give an existing file; {path} does not exist (from {Path.cwd()}).")
-    if file.is_dir():
-        inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
-        raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")
-    if file.suffix.lower() in packed:
-        raise UserError(f"Unpack {path} into a plain text or JSONL file first; {file.suffix} files are not read.")
-    if not os.access(file, os.R_OK):
-        raise UserError(f"Allow this user to read {path}; its permissions do not.")
-    if file.stat().st_size == 0:
-        raise UserError(f"Give a file with text in it; {path} is empty.")
-    return file
 
 
 def _own_folder() -> Path:
@@ -167,79 +223,3 @@ def _own_folder() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UserError(f"Set TMPDIR to a folder of your own; {folder} belongs to another user or is a link.")
     return folder
-
-
-def _unpacked(file: Path, field: str, separator: int, cache: Path) -> Path:
-    stat = file.stat()
-    key = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{field}|{separator}"
-    target = cache / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tokens"
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        # Ranks may race here: each writes a complete file under its own name; the last rename wins, with equal content.
-        part = cache / f"{target.name}.{secrets.token_hex(4)}.part"
-        try:
-            with part.open("xb") as out:
-                _unpack(file, field, separator, out)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    return target
-
-
-def _unpack(file: Path, field: str, separator: int, target: BinaryIO) -> None:
-    empty = True
-    for document in documents(file, field):
-        if not empty:
-            target.write(np.array(separator, dtype="u2").tobytes())
-        target.write(np.frombuffer(document, dtype="u1").astype("u2").tobytes())
-        empty = False
-    if empty:
-        raise UserError(f"Give a JSONL file with text in its field {field!r}; that of {file} is empty on every line.")
-
-
-def documents(file: Path, field: str) -> Iterator[bytes]:
-    """The texts of a JSONL file, in order, without empty ones."""
-    for where, record in records(file):
-        text = string(record, field, where)
-        if text:
-            yield text.encode("utf-8")
-
-
-def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with its line and file, for messages."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                where = f"line {number} of {file}"
-                yield where, _record(line, where)
-
-
-def string(record: dict[str, Any], field: str, where: str) -> str:
-    if field not in record:
-        chat = "messages" in record or {"prompt", "answer"} <= record.keys()
-        hint = ", or read chats with samestep data prepare" if chat else ""
-        raise UserError(
-            f"Set the field (data.field, or --field of samestep data prepare) to one of {', '.join(record) or '(none)'}"
-            f"{hint}; {where} has no field {field!r}."
-        )
-    if not isinstance(record[field], str):
-        raise UserError(f"Make the field {field!r} a string on {where}; it is {json.dumps(record[field])[:40]}.")
-    try:
-        record[field].encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"Fix the field {field!r} on {where}, which holds half of a surrogate pair.") from None
-    return str(record[field])
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = parse_json(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise UserError(f"Save the JSONL file as UTF-8; {where} is not.") from None
-    except json.JSONDecodeError as problem:
-        raise UserError(f"Fix {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
-    except ValueError as problem:
-        raise UserError(f"Fix {where}, which is no record: {problem}.") from None
-    if not isinstance(record, dict):
-        raise UserError(f'Make {where} a JSON object such as {{"text": ...}}; it is something else.')
-    return record

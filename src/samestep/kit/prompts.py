@@ -21,7 +21,7 @@ from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class PromptOptions(CheckedConfig):
     prompt: str | None = None
     """The text to go on from."""
     prompts: Path | None = None
-    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    """A text file with one prompt per line, or records with a column `prompt` (or `text`)."""
     samples: Count = 1
     """Texts for each prompt."""
 

@@ -42,6 +42,8 @@ class CausalFolder:
     """The configuration, an object of transformers."""
     dtype: str = "auto"
     attention: str | None = None
+    tokenizer_path: Path | None = None
+    """The folder of the tokenizer, where it is another one."""
 
     def network(self) -> nn.Module:
         """The network with its weights, on the CPU; may be called again, for another one."""
@@ -68,28 +70,38 @@ class CausalFolder:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer, an object of transformers."""
-        return open_tokenizer(self.path)
+        return open_tokenizer(self.tokenizer_folder)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.path if self.tokenizer_path is None else self.tokenizer_path
 
     @cached_property
     def eos(self) -> tuple[int, ...]:
         """The tokens that end a text; for a chat model also the one that ends a turn."""
+        if not self._named_ends:
+            raise UserError(f'no file in {self.path} says which token ends a text; add "eos_token_id" to {GENERATION}')
+        return self._named_ends
+
+    @cached_property
+    def _named_ends(self) -> tuple[int, ...]:
         file, named = GENERATION, read_sized_object(self.path / GENERATION, MOST_BYTES).get("eos_token_id")
         if named is None:
-            file, named = CONFIG, getattr(self._text_config, "eos_token_id", None)
+            file, named = CONFIG, getattr(self.text_config, "eos_token_id", None)
         if named is None:
             file, named = TOKENIZER_CONFIG, self.tokenizer.eos_token_id
         if named is None:
-            raise UserError(f'no file in {self.path} says which token ends a text; add "eos_token_id" to {GENERATION}')
+            return ()
         ends = tuple(named) if isinstance(named, list | tuple) else (named,)
         self._check_ids(ends, f"eos_token_id in {self.path / file}")
         return ends
 
     @cached_property
     def pad(self) -> int:
-        """The token for padding: the tokenizer's own, or else one that ends a text."""
+        """The token for padding: the tokenizer's own, or else one that ends a text, or else any."""
         own = self.tokenizer.pad_token_id
         if own is None:
-            return self.eos[0]
+            return next(iter(self._named_ends), 0)
         self._check_ids((own,), f"the padding token of {self.path}")
         return int(own)
 
@@ -99,12 +111,13 @@ class CausalFolder:
         return sorted(set(range(self._rows)).difference(self.tokenizer.get_vocab().values()))
 
     @property
-    def _text_config(self) -> Any:
+    def text_config(self) -> Any:
+        """The part of the configuration that is about texts."""
         return self.config.get_text_config(decoder=True)
 
     @property
     def _rows(self) -> int:
-        return int(self._text_config.vocab_size)
+        return int(self.text_config.vocab_size)
 
     def _check_ids(self, ids: Iterable[Any], what: str) -> None:
         """Refuse ids that no token can have."""
@@ -118,13 +131,13 @@ class CausalFolder:
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens up to the first that ends it, without special ones."""
         kept = list(takewhile(lambda token: token not in self.eos, tokens))
-        with tokenizer_sentence(self.path):
+        with tokenizer_sentence(self.tokenizer_folder):
             return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property
     def chat_tokens(self) -> ChatTokens:
         """Texts and chats as tokens, without special ones that a text spells."""
-        return ChatTokens(self.tokenizer, self.path)
+        return ChatTokens(self.tokenizer, self.tokenizer_folder)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> list[int]:
         """The tokens of a chat by the tokenizer's template; with `answer`, up to where the model is to answer. What is
@@ -137,9 +150,12 @@ class CausalFolder:
         return self.chat_tokens.chat(messages, answer)
 
 
-def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | None = None) -> CausalFolder:
+def open_causal_lm(
+    folder: str | Path, *, dtype: str = "auto", attention: str | None = None, tokenizer: Path | None = None
+) -> CausalFolder:
     """Check a local folder. `dtype` is the type of the weights, `auto` as they are stored; `attention` is one of
-    transformers' implementations, such as `sdpa` or `eager`; without one transformers chooses."""
+    transformers' implementations, such as `sdpa` or `eager`; without one transformers chooses. `tokenizer` is a folder
+    with another tokenizer."""
     path = Path(folder)
     if dtype not in DTYPES:
         raise UserError(f"Set dtype to one of {', '.join(DTYPES)}; it is {dtype!r}.")
@@ -164,7 +180,7 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
             "predicts the next token, such as a LlamaForCausalLM"
         )
     _check_size(path, config)
-    return CausalFolder(path, config, dtype, attention)
+    return CausalFolder(path, config, dtype, attention, tokenizer)
 
 
 def _check_size(path: Path, config: Any) -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from samestep.core.errors import UserError
 from samestep.models.decoding import forward_arguments, text_config
+from samestep.models.wide import wide
 
 AT_ONCE = 2**24
 """Logits that exist at once: 64 MiB in float32, and a few times that with what is computed from them."""
@@ -159,7 +160,7 @@ class _Measure:
         self.temperature, self.entropy = temperature or 1.0, entropy
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        scores = wide(logits) / self.temperature
         total = scores.logsumexp(-1)
         found = scores.gather(-1, tokens[..., None])[..., 0] - total
         if not self.entropy:

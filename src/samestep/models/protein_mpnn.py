@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.models.deferred_init import DeferredInit, Embedding, Linear
-from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, nearest, take, wide
+from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, nearest, take
+from samestep.models.wide import wide, wide_type
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 """The amino acids by their number; X is an unknown one."""
@@ -224,11 +225,11 @@ class ProteinMPNN(DeferredInit):
 
     def encode(self, coordinates: Tensor, resolved: Tensor, residue_index: Tensor, chain: Tensor) -> Encoded:
         """Read structures; the arguments are those of `forward`. Not for a network that is sharded, nor is `decode`."""
-        dtype = torch.promote_types(wide(coordinates.dtype), self.W_e.weight.dtype)
+        dtype = torch.promote_types(wide_type(coordinates.dtype), self.W_e.weight.dtype)
         coordinates = torch.where(resolved[:, :, None, None], coordinates.to(dtype), 0.0)
         graph = nearest(coordinates[:, :, 1], resolved, self.config.neighbours)
         edges = self.W_e(self.features(coordinates, graph.neighbours, residue_index, chain))
-        nodes = edges.new_zeros((*resolved.shape, self.config.hidden), dtype=wide(edges.dtype))
+        nodes = edges.new_zeros((*resolved.shape, self.config.hidden), dtype=wide_type(edges.dtype))
         for layer in self.encoder_layers:
             nodes, edges = layer(nodes, edges, graph)
         return Encoded(nodes, edges, graph)
@@ -243,4 +244,4 @@ class ProteinMPNN(DeferredInit):
     def log_probs(self, nodes: Tensor) -> Tensor:
         """Log-probabilities from decoded positions, in at least float32."""
         logits: Tensor = self.W_out(nodes)
-        return logits.to(wide(logits.dtype)).log_softmax(-1)
+        return wide(logits).log_softmax(-1)

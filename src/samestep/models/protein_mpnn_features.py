@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.models.deferred_init import Linear
+from samestep.models.wide import wide_type
 
 FARTHEST_OFFSET = 32
 """Residues that are further apart in a chain have the same relative position."""
@@ -43,11 +44,6 @@ class Graph(NamedTuple):
     """[rows, length]"""
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """A type for what must not be rounded to bf16."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def take(values: Tensor, places: Tensor) -> Tensor:
     """What `values` [rows, width, size] has at `places` [rows, ...]: [rows, ..., size]."""
     rows, width, size = values.shape
@@ -76,7 +72,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        dtype = wide(x.dtype)
+        dtype = wide_type(x.dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 

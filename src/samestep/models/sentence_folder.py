@@ -22,8 +22,11 @@ from samestep.core.errors import UserError
 from samestep.models.causal_folder import DTYPES
 from samestep.models.folder_weights import FolderWeights, StoredTensor, find_weights
 from samestep.models.hub import resolve_model
+from samestep.models.hub_download import CONFIG
+from samestep.models.hub_modules import MODULES
+from samestep.models.model_files import FilesByPurpose, by_name, tokenizer_in, weights_in
 from samestep.models.sentence_encoder import SentenceEncoder, with_projection
-from samestep.models.sentence_files import SentenceFiles, read_sentence_files
+from samestep.models.sentence_files import SETTINGS, TRANSFORMER_SETTINGS, SentenceFiles, read_sentence_files
 from samestep.models.text_tokenizer import TextTokenizer, read_tokenizer
 from samestep.models.transformer_plan import TransformerPlan, position_limit
 from samestep.world.world import World
@@ -52,6 +55,8 @@ class EncoderSource:
     """How its vectors are compared, as sentence-transformers names it."""
     folder: Path | None = None
     """Where its weights are; None: they are drawn."""
+    files: FilesByPurpose = field(default_factory=dict)
+    """All files that its vectors follow from, by what they are for; none where its weights are drawn."""
 
     def prompt(self, *purposes: str) -> str:
         """What stands before a text: the first of these prompts that there is, the default one, or nothing."""
@@ -109,7 +114,21 @@ def open_encoder(
         default_prompt=files.default_prompt,
         similarity=files.similarity,
         folder=folder,
+        files=_files(folder, files),
     )
+
+
+def _files(folder: Path, files: SentenceFiles) -> FilesByPurpose:
+    own = files.transformer
+    small = [own / CONFIG, own / TRANSFORMER_SETTINGS, folder / MODULES, *(path / CONFIG for path in files.head)]
+    found = {
+        "weights": [*weights_in(own), *(file for path in files.head for file in weights_in(path))],
+        "tokenizer": tokenizer_in(own),
+        "pooling": [Path(files.pooling_file)] if files.pooling_file else [],
+        "configuration": small,
+        "prompts": [folder / SETTINGS],
+    }
+    return by_name(folder, found)
 
 
 def _build(plan: TransformerPlan, files: SentenceFiles, first_values: FolderWeights | None) -> SentenceEncoder:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.models.deferred_init import Linear, mark_unset
+from samestep.models.wide import wide_type
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """The ways to make one vector of those of the tokens, as sentence-transformers names them."""
@@ -65,7 +66,7 @@ class Pooling(nn.Module):
 
 def _pool(mode: str, tokens: Tensor, mask: Tensor) -> Tensor:
     """One way of pooling; sums of small types are taken in float32, as sentence-transformers does."""
-    exact = torch.promote_types(tokens.dtype, torch.float32)
+    exact = wide_type(tokens.dtype)
     positions = torch.arange(mask.shape[1], device=mask.device)
     live = mask.unsqueeze(-1)
     if mode == "cls":

@@ -25,6 +25,7 @@ from samestep.models.attention import (
     visible_columns,
 )
 from samestep.models.deferred_init import DeferredInit, Embedding
+from samestep.models.wide import wide_type
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def rotary_tables(positions: Tensor, head_size: int, theta: float, like: Tensor)
     They are computed in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
     checkpoint, a move to another device, a build on the meta device or sharding could lose.
     """
-    return _rotary_tables(positions, head_size, theta, torch.promote_types(like.dtype, torch.float32))
+    return _rotary_tables(positions, head_size, theta, wide_type(like.dtype))
 
 
 @torch.library.custom_op("samestep::rotary_tables", mutates_args=())

@@ -31,7 +31,8 @@ def without_wrappers(name: str) -> str:
 class ParameterInit(Protocol):
     """A network that can initialize each of its parameters separately.
 
-    It must not hold tensors other than parameters and buffers: they would stay on the meta device.
+    It must not hold tensors other than parameters and buffers: they would stay on the meta device. One that was built
+    with its weights has the attribute `has_weights = True`, and keeps them.
     """
 
     def init_parameter(self, name: str, weight: Tensor) -> None:

@@ -13,7 +13,7 @@ from samestep.data.prepared.sources import find_sources
 def made(folder: Path, *sources: Path, **settings: Any) -> Prepared:
     """Prepare into `folder`, and open it."""
     config = PrepareConfig(out=str(folder), **settings)
-    prepare(find_sources([str(source) for source in sources]), config, lambda what, done, total: None)
+    prepare(find_sources([str(source) for source in sources], config.columns), config, lambda what, done, total: None)
     return open_prepared(folder)
 
 

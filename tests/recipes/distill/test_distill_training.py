@@ -88,14 +88,14 @@ def test_a_local_pool_is_another_loss_and_is_called_so(tmp_path: Path, capfd: py
     assert "depends on the number of devices" in " ".join(capfd.readouterr().out.split())
 
 
-def test_vectors_of_another_teacher_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_vectors_of_another_length_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "verify", "until=teacher")
-    key = run / "artifacts" / "teacher" / "key.json"
-    text = key.read_text()
-    key.write_text(text.replace('"length": ', '"length": 1'))
+    layout = run / "artifacts" / "teacher" / "vectors" / "arrays.json"
+    text = layout.read_text()
+    layout.write_text(text.replace('"length": ', '"length": 1'))
     assert main(["train", "--resume", str(run), "until=null"]) == 2
-    assert "computed with another value of length" in " ".join(capfd.readouterr().err.split())
-    key.write_text(text)
+    assert "were computed with another length (1" in " ".join(capfd.readouterr().err.split())
+    layout.write_text(text)
     assert main(["train", "--resume", str(run), "until=null"]) == 0
 
 

@@ -78,6 +78,6 @@ def test_problems_of_all_files_at_once(tmp_path: Path) -> None:
         Path(path).write_text('{"query": "q", "passage": ""}\n')
     with pytest.raises(UserError) as caught:
         read_mixture([good, *bad])
-    assert all(f"Fix {path}: line 1" in str(caught.value) for path in bad)
+    assert all(f"Fix 1 of 1 records of {path}, " in str(caught.value) for path in bad)
     with pytest.raises(UserError, match="at least one record for each of the 2 data sets; the limit is 1"):
         read_mixture([good, write(tmp_path / "d.jsonl", 2)], limit=1)

@@ -150,12 +150,12 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     ("corpus", "sentence"),
     [
         ([{"_id": "d1", "text": "a"}, {"_id": "d1", "text": "b"}], "line 2: the '_id' 'd1' comes twice"),
-        ([{"text": "a"}, {"_id": 5, "text": "b"}], "line 1: '_id' is missing; line 2: '_id' is no text but 5"),
-        ([{"_id": "d1"}, {"_id": "d2", "title": 4, "text": "a"}], "'text' is missing; line 2: 'title' is no text"),
+        ([{"text": "a"}, {"_id": 5, "text": "b"}], "line 1: '_id' is missing\n  line 2: '_id' is no text but 5"),
+        ([{"_id": "d1"}, {"_id": "d2", "title": 4, "text": "a"}], "'text' is missing\n  line 2: 'title' is no text"),
     ],
 )
 def test_a_bad_corpus(corpus: list[dict[str, str]], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"corpus.jsonl: .*{sentence}"):
+    with pytest.raises(UserError, match=rf"(?s)corpus\.jsonl:\n.*{sentence}"):
         read_beir(beir(tmp_path / "beir", corpus=corpus))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pdb_toys import chain
 
+from samestep.data.records.reading import Records
 from samestep.recipes.dpo.default_pairs import (
     FORMERS,
     HELIX,
@@ -24,7 +25,7 @@ from samestep.recipes.dpo.default_pairs import (
     pdb_text,
     side_by_side,
 )
-from samestep.recipes.dpo.protein_data import ProteinRecords, read_records
+from samestep.recipes.dpo.protein_data import ProteinRecords, read_pairs
 from samestep.recipes.dpo.structures import AMINO_ACIDS, BACKBONE, Chain, parse_chains
 
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "dpo"
@@ -91,7 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(made: Path) -> ProteinRecords:
-    return read_records(str(made), max_length=200)
+    return read_pairs(Records(str(made)), max_length=200)
 
 
 def fold_of(chain: Chain) -> Fold:
@@ -100,7 +101,7 @@ def fold_of(chain: Chain) -> Fold:
 
 
 def test_64_pairs_follow_the_rule(records: ProteinRecords) -> None:
-    assert len(records.pairs) == 64 and records.left_out == ""
+    assert len(records.pairs) == 64
     for pair in records.pairs:
         position = 0
         for each in pair.design.design_chains:
@@ -168,7 +169,7 @@ def test_the_script_of_real_pairs(tmp_path: Path, run: Run) -> None:
     output, errors = run("make_real_pairs.py", structures, out, "--pairs", "2")
     assert output == f"{out}: 2 pairs\n"
     assert "empty.pdb is empty" in errors and "short.pdb has fewer than 20 residues" in errors
-    first, second = read_records(str(out), 100).pairs
+    first, second = read_pairs(Records(str(out)), 100).pairs
     assert first.preferred == "AGSKLVWX" * 5 and first.unpreferred != second.unpreferred
     for pair in (first, second):
         differ = [a != b for a, b in zip(pair.preferred, pair.unpreferred)]

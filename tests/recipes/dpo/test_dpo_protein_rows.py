@@ -17,8 +17,9 @@ from samestep.data.feed import Feed
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
 from samestep.data.order_choice import Bucketed, choose_order
+from samestep.data.records.reading import Records
 from samestep.recipes.dpo.families import padding
-from samestep.recipes.dpo.protein_data import PAD, ProteinRows, read_records
+from samestep.recipes.dpo.protein_data import PAD, ProteinRows, read_pairs
 from samestep.recipes.dpo.protein_family import ProteinFamily
 from samestep.world.world import World
 
@@ -35,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
 def rows_of(folder: Path, *records: dict[str, Any]) -> ProteinRows:
     usual = {"pdb_file": "three.pdb", "preferred_seq": "AGSK", "unpreferred_seq": "VGSK", "chain_id": "A"}
     (folder / "pairs.json").write_text(json.dumps([usual | record for record in records]))
-    found = read_records(str(folder / "pairs.json"), 100)
-    return ProteinRows(found.pairs, found.file)
+    found = read_pairs(Records(str(folder / "pairs.json")), 100)
+    return ProteinRows(found.pairs, found.files)
 
 
 def text(numbers: torch.Tensor) -> str:

@@ -9,8 +9,8 @@ import pytest
 from pdb_toys import BACKBONE, atom, chain, place, residue
 
 from samestep.core.errors import UserError
-from samestep.recipes.dpo.families import SHOWN
-from samestep.recipes.dpo.protein_data import ProteinPair, ProteinRecords, read_records
+from samestep.data.records.reading import SHOWN, Records
+from samestep.recipes.dpo.protein_data import ProteinPair, ProteinRecords, read_pairs
 
 TWO_CHAINS = (
     chain("AGSKL", "A")  # 5 residues
@@ -39,7 +39,8 @@ def write(folder: Path, records: Any, name: str = "pairs.json") -> str:
 
 
 def read(folder: Path, *records: Any, name: str = "pairs.json", **options: Any) -> ProteinRecords:
-    return read_records(write(folder, list(records), name), **{"max_length": 100} | options)
+    limit = options.pop("limit", None)
+    return read_pairs(Records(write(folder, list(records), name), limit=limit), **{"max_length": 100} | options)
 
 
 def one(folder: Path, **fields: Any) -> ProteinPair:
@@ -61,6 +62,28 @@ def chains(pair: ProteinPair) -> tuple[str, str]:
     return "".join(each.id for each in design.design_chains), "".join(each.id for each in design.fixed_chains)
 
 
+def test_records_of_a_table(folder: Path) -> None:
+    header = "pdb_file,preferred_seq,unpreferred_seq,design_chains,fixed_chains,mutable_ranges"
+    (folder / "pairs.csv").write_text(f'{header}\ntwo.pdb,AGSKL,VGSKL,"[""A""]",B,"[[0, 2]]"\none.pdb,AGSKL,VGSKL,,,\n')
+    first, second = read_pairs(Records(str(folder / "pairs.csv")), 100).pairs
+    assert chains(first) == ("A", "B") and np.flatnonzero(first.design.mutable).tolist() == [0, 1, 2]
+    assert chains(second) == ("A", "") and second.design.mutable.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mutable_position", "mutable_positions"),
+        ("design_chain", "design_chains"),
+        ("fixed_chain", "fixed_chains"),
+        ("unprefered_seq", "unpreferred_seq"),
+    ],
+)
+def test_a_misspelt_field_is_refused(name: str, meant: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"record 2: the column '{name}' is not known; write '{meant}', or set "):
+        read(folder, record(), {key: value for key, value in record().items() if key != meant} | {name: [0]})
+
+
 @pytest.mark.parametrize("name", ["pairs.json", "pairs.jsonl"])
 def test_records_are_read(name: str, folder: Path) -> None:
     found = read(folder, record(note="ignored"), record(unpreferred_seq="AGSKV"), name=name)
@@ -69,18 +92,18 @@ def test_records_are_read(name: str, folder: Path) -> None:
         (2, "AGSKL", "AGSKV"),
     ]
     assert found.pairs[0].design.structure is found.pairs[1].design.structure, "a file is read once"
-    assert found.file == folder / name and found.left_out == ""
+    assert found.files[0].path == folder / name
     assert found.pairs[0].design.scored.all() and found.pairs[0].design.native == "AGSKL"
 
 
 def test_a_limit_comes_before_the_checks(folder: Path) -> None:
     found = read(folder, record(), record(), record(pdb_file="gone.pdb"), limit=2)
-    assert (len(found.pairs), found.left_out) == (2, "")
+    assert len(found.pairs) == 2
 
 
 def test_a_single_record_over_several_lines(folder: Path) -> None:
     (folder / "pairs.json").write_text(json.dumps(record(), indent=2))
-    assert len(read_records(str(folder / "pairs.json"), 100).pairs) == 1
+    assert len(read_pairs(Records(str(folder / "pairs.json")), 100).pairs) == 1
 
 
 def test_paths_are_relative_to_the_records_then_to_the_working_directory(folder: Path) -> None:
@@ -210,11 +233,13 @@ def test_bad_records(bad: dict[str, Any], about: str, problem: str, folder: Path
     with pytest.raises(UserError) as caught:
         read(folder, record(), record(**bad))
     first, *lines = str(caught.value).split("\n")
-    assert first == f"Fix 1 of 2 records of {folder / 'pairs.json'}, or leave them out with skip_invalid=true:"
+    assert first == f"Fix 1 of 2 records of {folder / 'pairs.json'}, or leave them out with data.skip_invalid=true:"
     assert lines[0].startswith("  record 2: ") and problem in "\n".join(lines)
-    found = read(folder, record(), record(**bad), skip_invalid=True)
-    assert [pair.number for pair in found.pairs] == [1]
-    assert found.left_out == f"1 of 2 records of {folder / 'pairs.json'}; left out: 1 because of {about}"
+    records = Records(str(folder / "pairs.json"))
+    assert [pair.number for pair in read_pairs(records, 100, skip_invalid=True).pairs] == [1]
+    assert (
+        records.check(skip_invalid=True) == f"1 of 2 records of {folder / 'pairs.json'}; left out: 1 because of {about}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,12 +265,12 @@ def test_all_problems_are_listed_at_once(folder: Path) -> None:
     lines = str(caught.value).split("\n")
     assert lines[0].startswith("Fix 3 of 4 records of ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
-        "record 2 (line 2)",
-        "record 2 (line 2)",
-        "record 2 (line 2)",
-        "record 3 (line 3)",
-        "record 3 (line 3)",
-        "record 4 (line 4)",
+        "line 2",
+        "line 2",
+        "line 2",
+        "line 3",
+        "line 3",
+        "line 4",
     ]
 
 
@@ -260,40 +285,43 @@ def test_many_problems_are_counted(folder: Path) -> None:
 
 def test_a_record_that_is_left_out_counts_once(folder: Path) -> None:
     bad = record(pdb_file="no.pdb", preferred_seq="B")
-    found = read(folder, bad, bad, record(), skip_invalid=True)
-    assert found.left_out == f"1 of 3 records of {folder / 'pairs.json'}; left out: 2 because of letters"
+    records = Records(write(folder, [bad, bad, record()]))
+    assert len(read_pairs(records, 100, skip_invalid=True).pairs) == 1
+    assert (
+        records.check(skip_invalid=True) == f"1 of 3 records of {folder / 'pairs.json'}; left out: 2 because of letters"
+    )
 
 
 def test_lines_that_are_no_json(folder: Path) -> None:
     (folder / "a.jsonl").write_text(f"{json.dumps(record())}\n\n{{broken\n[1]\n{'[' * 99999}\n")
     with pytest.raises(UserError) as caught:
-        read_records(str(folder / "a.jsonl"), 100)
+        read_pairs(Records(str(folder / "a.jsonl")), 100)
     lines = str(caught.value).split("\n")
-    assert "record 2 (line 3): it is not JSON (" in lines[1]
-    assert "record 3 (line 4): it is no JSON object" in lines[2]
-    assert "record 4 (line 5): it is not JSON (" in lines[3]
+    assert "line 3: it is not JSON: " in lines[1]
+    assert "line 4: it is no JSON object" in lines[2]
+    assert "line 5: it cannot be read as JSON: it nests too deeply" in lines[3]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "pairs.json is empty"),
-        (b"[]", "the list in "),
+        (b"[]", "pairs.json has none"),
         (b'[{"pdb_file": ', "which is no JSON list: "),
         (b"[1, 2]", "record 2: it is no JSON object"),
-        (b"\xff\xfe", "in UTF-8; "),
+        (b"\xff\xfe", "line 1: it is not UTF-8"),
     ],
 )
 def test_files_without_records(content: bytes, problem: str, folder: Path) -> None:
     (folder / "pairs.json").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        read_records(str(folder / "pairs.json"), 100)
+        read_pairs(Records(str(folder / "pairs.json")), 100)
     assert problem in str(caught.value)
 
 
 def test_a_missing_file_of_records(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.json cannot be read: No such file"):
-        read_records(str(folder / "none.json"), 100)
+    with pytest.raises(UserError, match=r"none\.json does not exist"):
+        read_pairs(Records(str(folder / "none.json")), 100)
 
 
 def test_no_record_is_left(folder: Path) -> None:

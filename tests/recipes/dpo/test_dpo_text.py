@@ -13,10 +13,12 @@ from player_folders import CHATML, bytes_with_merges, player_folder
 from samestep import UserError, World, open_causal_lm
 from samestep.cli.main import main
 from samestep.data.collate import pad_rows
+from samestep.data.records.reading import Records
+from samestep.kit.language_model import ByteModel, FolderModel
 from samestep.recipes.dpo.config import DataConfig, DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import family_of
-from samestep.recipes.dpo.text_data import Fault, TextPair, pydoc_pairs, read_pair
-from samestep.recipes.dpo.text_family import BuiltInModel, FolderModel, TextFamily, without_dropout
+from samestep.recipes.dpo.text_data import TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_family import TextFamily, encode_pair
 
 
 def says(role: str, content: str) -> dict[str, str]:
@@ -30,25 +32,26 @@ def family(**data: Any) -> TextFamily:
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        (["a"], "it is no JSON object"),
         ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "'prompt' is empty"),
+        ({"prompt": "a", "chosen": 3, "rejected": []}, "'chosen' is no text but 3, 'rejected' is empty"),
+        ({"prompt": [3], "chosen": "b", "rejected": "c"}, "'prompt' has a message that is no object"),
         (
-            {"prompt": "a", "chosen": 3, "rejected": []},
-            "'chosen' is a int, not a text or a list of messages, 'rejected'",
+            {"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"},
+            "'prompt' has a message whose 'content' is missing",
         ),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "'prompt' has a message without a text"),
-        ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' has half of a surrogate pair"),
+        ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' holds half of a surrogate pair"),
         (
             {"prompt": [says("user", "\udfff")], "chosen": "b", "rejected": "c"},
-            "message that has half of a surrogate",
+            "message whose 'content' holds half of a surrogate",
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
     ],
 )
 def test_what_is_wrong_with_a_record(record: Any, sentence: str) -> None:
-    found = read_pair(record)
-    assert isinstance(found, Fault) and sentence in found.text
+    with pytest.raises(UserError) as refusal:
+        read_pair(record)
+    assert sentence in str(refusal.value)
 
 
 def test_a_text_beside_chats_is_what_one_of_both_says() -> None:
@@ -64,29 +67,30 @@ def test_all_problems_are_listed_at_once_or_left_out(tmp_path: Path, capfd: pyte
     command += ["data.limit=null", "--family", "text", "max_steps=1", "name=run"]
     assert main(command) == 2
     error = capfd.readouterr().err
-    assert "Fix 4 of 14 records" in error and "record 11 (line 11): 'rejected' is missing" in error
-    assert "record 12 (line 12): it is no JSON object" in error and "record 14 (line 14): it is not JSON" in error
-    assert "record 13 (line 13): it has 303 tokens, more than 256" in error
+    assert "Fix 4 of 14 records" in error and "line 11: 'rejected' is missing" in error
+    assert "line 12: it is no JSON object" in error and "line 14: it is not JSON" in error
+    assert "line 13: it has 303 tokens, more than 256" in error
     assert not (tmp_path / "runs").exists(), "nothing is recorded"
     assert main([*command, "--skip_invalid"]) == 0
-    said = capfd.readouterr().out
-    assert "10 of 14 records" in said and "left out: 2 because of JSON, 1 because of max_length" in said
+    captured = capfd.readouterr()
+    said = captured.out + captured.err
+    assert "10 of 14 records" in said and "left out: 2 because of format, 1 because of max_length" in said
     assert "8 pairs for training, 2 pairs for validation" in said
 
 
 @pytest.mark.parametrize(
     ("records", "sentence"),
-    [([{"text": "a"}], "its first record has 'text'"), ([3], "its first record has none")],
+    [([{"text": "a"}], "; it has 'text'"), ([3], "record 1: it is no JSON object")],
 )
 def test_columns_that_nobody_knows(records: list[Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        family_of(str(write_records(tmp_path / "pairs.json", records)))
+        family_of(Records(str(write_records(tmp_path / "pairs.json", records))))
 
 
 def test_the_family_is_known_by_the_columns(tmp_path: Path) -> None:
-    assert family_of(str(write_records(tmp_path / "a.json", text_records(1)))) == "text"
+    assert family_of(Records(str(write_records(tmp_path / "a.json", text_records(1))))) == "text"
     protein = [{"preferred_seq": "A", "pdb_file": "a.pdb"}]
-    assert family_of(str(write_records(tmp_path / "b.jsonl", [1, *protein]))) == "protein"
+    assert family_of(Records(str(write_records(tmp_path / "b.jsonl", [1, *protein])))) == "protein"
 
 
 def test_the_split_and_a_file_for_validation(tmp_path: Path) -> None:
@@ -110,10 +114,11 @@ def test_a_prompt_is_on_one_side_only(tmp_path: Path) -> None:
 
 
 def test_the_built_in_network_reads_bytes() -> None:
-    tokens = BuiltInModel(DpoConfig().model.text).encode(TextPair("ab", "c", "d"))
+    model = ByteModel(DpoConfig().model.text)
+    tokens = encode_pair(model, TextPair("ab", "c", "d"))
     assert tokens == ([258, 97, 98], [99, 257], [100, 257])
     with pytest.raises(UserError, match="Name a chat model"):
-        BuiltInModel(DpoConfig().model.text).encode(TextPair((says("user", "a"),), (says("assistant", "b"),), ()))
+        encode_pair(model, TextPair((says("user", "a"),), (says("assistant", "b"),), ()))
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +133,15 @@ def text_of(tokens: list[int]) -> str:
 
 def test_chats_go_through_the_template(model: FolderModel) -> None:
     prompt, answers = (says("user", "Why?"),), [(says("assistant", text),) for text in ("Because.", "No.")]
-    found = model.encode(TextPair(prompt, *answers))
+    found = encode_pair(model, TextPair(prompt, *answers))
     start = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     assert list(map(text_of, found)) == [start, "Because.<|im_end|>\n", "No.<|im_end|>\n"]
 
 
 def test_texts_are_taken_as_they_are_and_end(model: FolderModel) -> None:
-    found = model.encode(TextPair("Why", " the", " no"))
+    found = encode_pair(model, TextPair("Why", " the", " no"))
     assert list(map(text_of, found)) == ["Why", " the<|end|>", " no<|end|>"]
-    joined = model.encode(TextPair("Why t", "he", "o"))  # "the" is one token
+    joined = encode_pair(model, TextPair("Why t", "he", "o"))  # "the" is one token
     assert list(map(text_of, joined)) == ["Why", " the<|end|>", " to<|end|>"], "prompt and completion grow together"
 
 
@@ -197,9 +202,3 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
-
-
-def test_no_kind_of_dropout_is_left() -> None:
-    network = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
-    network[1].attention_dropout, network[1].layerdrop = 0.1, 0.2  # as models of transformers have them
-    assert without_dropout(network)[0].p == network[1].attention_dropout == network[1].layerdrop == 0

@@ -74,11 +74,11 @@ def test_weight_files_are_those_of_protein_mpnn(tmp_path: Path) -> None:
 def test_the_policy_must_be_the_cached_reference(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     common = [f"out={tmp_path}", "name=run", "log.quiet=true", FLOAT]
     assert main(["train", "dpo", "--preset", "verify-text", "until=reference", *common]) == 0
-    key = tmp_path / "run" / "artifacts" / "reference" / "key.json"
+    key = tmp_path / "run" / "artifacts" / "reference" / "reference" / "arrays.json"
     text = key.read_text()
     key.write_text(text.replace('"weights": "', '"weights": "0'))
     assert main(["train", "--resume", str(tmp_path / "run"), "until=null"]) == 2
-    assert "computed with another value of weights" in capfd.readouterr().err
+    assert "were computed with other weights; start" in capfd.readouterr().err
     key.write_text(text)
     assert main(["train", "--resume", str(tmp_path / "run"), "until=null"]) == 0
 
@@ -87,7 +87,7 @@ def test_another_beta_takes_over_the_cached_reference(tmp_path: Path, capfd: pyt
     train(tmp_path, "verify-text", "max_steps=1")
     train(tmp_path, "verify-text", "stages_from=run", "beta=0.3", "max_steps=2", "log.quiet=false", name="second")
     assert "taken over" in capfd.readouterr().out
-    assert (tmp_path / "second" / "artifacts" / "reference" / "key.json").is_file()
+    assert (tmp_path / "second" / "artifacts" / "reference" / "reference" / "arrays.json").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from samestep.cli import evaluate as evaluate_verb
 from samestep.cli.main import main
 from samestep.cli.model_verbs import ModelVerb, _name_second
 from samestep.core.errors import UserError
+from samestep.kit.language_model import ByteModel
 from samestep.launching import local
 from samestep.recipes.gan.compare import CompareOptions, _without_training
 from samestep.recipes.gan.comparison_judges import (
@@ -41,7 +42,6 @@ from samestep.recipes.gan.comparison_results import (
 from samestep.recipes.gan.data import PYDOC, DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judges import DEFAULT_CRITERION, JudgeConfig, PairWriter
-from samestep.recipes.gan.players import BuiltInPlayer
 from samestep.train.trained.batch_inference import network_of
 from samestep.train.trained.trained_model import open_trained
 from samestep.world.world import World
@@ -88,7 +88,7 @@ def test_tally() -> None:
 
 
 def judge_of(network: nn.Module, **changes: Any) -> LocalJudge:
-    player = BuiltInPlayer(CausalConfig(max_sequence_length=400))
+    player = ByteModel(CausalConfig(max_sequence_length=400))
     config = JudgeConfig(max_tokens=changes.pop("max_tokens", 256), mode=changes.pop("mode", "verdict"))
     settings = replace(SETTINGS, **changes)
     return LocalJudge("toy", player, lambda: (network, None), config, settings, World.single())

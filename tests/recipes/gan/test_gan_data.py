@@ -109,13 +109,19 @@ HEADER = "title,genre,human_story\n"
         (HEADER, "has none"),
         (
             HEADER + 'a,b,"c\nd"\n,b,c\na, ,\n',
-            "row 2 (line 4): 'title' is empty; row 3 (line 5): 'genre' is empty, 'human",
+            "row 2 (line 4): 'title' is missing\n  row 3 (line 5): 'genre' is empty, 'human_story' is missing",
         ),
-        (HEADER + "a,b,c\na,b\n\na,b,c,d\n", "row 2 (line 3): 2 values for 3 columns; row 3 (line 5): 4 values for 3"),
-        ("title,genre,title,human_story,genre\na,b,c,d,e\n", "the header has 'title', 'genre' twice"),
-        (HEADER.encode() + b"a,b,c\na,\xe9,c\n\xff,b,c\n", "line 3: not UTF-8 at byte 3; line 4: not UTF-8 at byte 1"),
-        (HEADER + 'a,b,c\na,b,"c\nd,e,f\n', "row 2 (line 3): unexpected end of data"),
-        (HEADER + 'a,b,"c"x\n', "row 1 (line 2): ',' expected after '\"'"),
+        (
+            HEADER + "a,b,c\na,b\n\na,b,c,d\n",
+            "row 2 (line 3): it has 2 values for 3 columns\n  row 3 (line 5): it has 4 values",
+        ),
+        ("title,genre,title,human_story,genre\na,b,c,d,e\n", "the header: it has 'title', 'genre' twice"),
+        (
+            HEADER.encode() + b"a,b,c\na,\xe9,c\n\xff,b,c\n",
+            "line 3: it is not UTF-8 at byte 3\n  line 4: it is not UTF-8 at byte 1",
+        ),
+        (HEADER + 'a,b,c\na,b,"c\nd,e,f\n', "row 2 (line 3): it cannot be read: unexpected end of data"),
+        (HEADER + 'a,b,"c"x\n', "row 1 (line 2): it cannot be read: ',' expected after '\"'"),
         ("name,text\na,b\n", "it has 'name', 'text'"),
     ],
 )
@@ -139,32 +145,33 @@ def test_a_bad_jsonl_file_is_named_by_line(tmp_path: Path) -> None:
     ]
     sentence = problems(tmp_path / "a.jsonl", "\n".join(lines).encode() + b"\n\xe9\n")
     listed = (
-        "line 2: not JSON, Expecting ',' delimiter at column 48",
-        "line 4: not a JSON object",
+        "line 2: it is not JSON: Expecting ',' delimiter at column 48",
+        'line 4: it is no JSON object such as {"text": ...}',
         "line 5: 'human_story' is no text but 3",
-        "line 6: 'genre' is missing",
+        "line 6: 'genre' is missing; it has 'title', 'human_story'",
         "line 7: 'human_story' is missing",
         "line 8: 'human_story' holds half of a surrogate pair",
-        "line 9: the key 'title' comes twice",
-        "line 10: not UTF-8 at byte 1",
+        "line 9: it cannot be read as JSON: the key 'title' comes twice",
+        "line 10: it is not UTF-8 at byte 1",
     )
-    assert sentence == f"Fix {tmp_path / 'a.jsonl'}: {'; '.join(listed)}."
+    head = f"Fix 8 of 9 records of {tmp_path / 'a.jsonl'}, or leave them out with data.skip_invalid=true:"
+    assert sentence.splitlines() == [head, *(f"  {line}" for line in listed)]
 
 
 @pytest.mark.parametrize("line", ["1" * 5000, "[" * 100_000])
 def test_json_that_python_cannot_read(line: str, tmp_path: Path) -> None:
-    assert "line 1: not JSON that can be read" in problems(tmp_path / "a.jsonl", line)
+    assert "line 1: it cannot be read as JSON: " in problems(tmp_path / "a.jsonl", line)
 
 
 def test_of_many_problems_the_first_are_listed(tmp_path: Path) -> None:
     sentence = problems(tmp_path / "a.csv", HEADER + "a,b,c\n" + ",b,c\n" * 25)
-    assert sentence.count("'title' is empty") == 10 and sentence.endswith("; and 15 more.")
+    assert sentence.count("'title' is missing") == 20 and sentence.endswith("and 5 more problems: 5 about texts")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(UserError, match=r"ends with \.csv, \.jsonl, \.ndjson"):
-        load(DataConfig(str(tmp_path / "a.json")), seed=0)
+    (tmp_path / "a.pdf").write_text("%PDF")
+    with pytest.raises(UserError, match=r"ends with \.jsonl, \.ndjson"):
+        load(DataConfig(str(tmp_path / "a.pdf")), seed=0)
     with pytest.raises(UserError, match="does not exist"):
         load(DataConfig(str(tmp_path / "b.csv")), seed=0)
 
@@ -206,8 +213,10 @@ def test_the_split_is_by_record_and_by_seed(tmp_path: Path) -> None:
     assert len(texts.train) + len(texts.validation) == 200 and len(texts.validation) == 50
     assert {r.human for r in texts.train.records}.isdisjoint(r.human for r in texts.validation.records)
     assert texts.validation.records == again.validation.records != other.validation.records
-    with pytest.raises(UserError, match="leaves none to train on"):
-        load(DataConfig(config.path, limit=2, validation_fraction=0.9), seed=1)
+    shuffled = DataConfig(write_csv(tmp_path / "b.csv", rows[::-1]), validation_fraction=0.25)
+    assert set(load(shuffled, seed=1).validation.records) == set(texts.validation.records), "whatever their order"
+    two = load(DataConfig(config.path, limit=2, validation_fraction=0.9), seed=1)
+    assert (len(two.train), len(two.validation)) == (1, 1), "something is left to train on"
 
 
 def test_python_s_own_text() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adapter_toys import bench_of
 from samestep import CausalConfig, UserError, World
 from samestep.data.tokenizer.vocabulary import ByteTokenizer
+from samestep.kit.language_model import ByteModel
 from samestep.recipes.gan.judges import (
     JudgeConfig,
     Pair,
@@ -19,7 +20,6 @@ from samestep.recipes.gan.judges import (
     answer_tokens,
     read_answer,
 )
-from samestep.recipes.gan.players import BuiltInPlayer
 
 BYTES = ByteTokenizer()
 
@@ -118,7 +118,7 @@ class Says(nn.Module):
 )
 def test_where_it_has_not_decided_it_is_half_right(dtype: torch.dtype, first: list[float]) -> None:
     """8 and 8.001 are the same number in bf16. The last pair has nothing to judge: it is caught."""
-    judge = VerdictJudge(bench_of(World.single(), "ddp"), JudgeConfig(), BuiltInPlayer(CausalConfig(tied_head=True)))
+    judge = VerdictJudge(bench_of(World.single(), "ddp"), JudgeConfig(), ByteModel(CausalConfig(tied_head=True)))
     network = Says([2.0, 0.0, 8.001, 0.0], [1.0, 3.0, 8.0, 5.0], dtype)
     ids = torch.zeros(4, 2, dtype=torch.int64)
     pairs = [Pair(list(b"x" * size), 1, is_shown=size > 1) for size in (2, 5, 3, 1)]
@@ -134,7 +134,7 @@ def test_where_it_has_not_decided_it_is_half_right(dtype: torch.dtype, first: li
 
 
 def test_an_answer_that_is_no_number_is_wrong() -> None:
-    judge = VerdictJudge(bench_of(World.single(), "ddp"), JudgeConfig(), BuiltInPlayer(CausalConfig(tied_head=True)))
+    judge = VerdictJudge(bench_of(World.single(), "ddp"), JudgeConfig(), ByteModel(CausalConfig(tied_head=True)))
     network = Says([torch.nan], [0.0], torch.float32)
     rows = judge.ask(network, [Pair([120], 1, True)], torch.zeros(1, 2, dtype=torch.int64), step=0, turn=None)
     assert rows["right"].tolist() == [0]

@@ -15,8 +15,8 @@ import torch
 
 from samestep import GenerationConfig, LocalGenerator, UserError, World, open_causal_lm
 from samestep.cli.main import main
+from samestep.kit.language_model import FolderModel
 from samestep.recipes.gan.judges import answer_tokens
-from samestep.recipes.gan.players import FolderPlayer
 from samestep.train.learner.draws import Draws
 
 FOLDER = os.environ.get("SAMESTEP_SMOLLM2", "")
@@ -27,7 +27,7 @@ real = pytest.mark.skipif(not FOLDER, reason="SAMESTEP_SMOLLM2 names no folder; 
 @real
 @pytest.mark.timeout(900)
 def test_it_answers() -> None:
-    player = FolderPlayer(open_causal_lm(FOLDER, dtype="float32"))
+    player = FolderModel(open_causal_lm(FOLDER, dtype="float32"))
     how = GenerationConfig(max_new_tokens=12, temperature=0)
     write = LocalGenerator(how, Draws("write", 1), World.single(), player.eos, player.pad, player.forbidden)
     prompt = player.prompt("What is the capital of France?")
@@ -38,15 +38,15 @@ def test_it_answers() -> None:
 
 @real
 def test_its_tokens() -> None:
-    player = FolderPlayer(open_causal_lm(FOLDER))
+    player = FolderModel(open_causal_lm(FOLDER))
     text = "Was 1984 written in\n\nLondon?  12"
-    chat, tokenizer = [{"role": "user", "content": text}], player._folder.tokenizer
+    chat, tokenizer = [{"role": "user", "content": text}], player.folder.tokenizer
     assert player.prompt(text) == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert player.decode(player.encode(text)) == text
     assert len(player.encode("1984")) == 4, "digits stand alone"
     assert len(set(answer_tokens(player.encode))) == 2
-    turns = player.prompt("so<|im_end|>\n<|im_start|>user").count(player.eos[0])
-    assert turns == player.prompt("so").count(player.eos[0]) == 2
+    turns = player.prompt("so<|im_end|>\n<|im_start|>user").count(player.answer_end)
+    assert turns == player.prompt("so").count(player.answer_end) == 2
 
 
 @real

@@ -11,7 +11,7 @@ import pytest
 import samestep
 from cli.conftest import Shell
 from samestep.cli.main import main
-from samestep.data.table_files import read_table
+from samestep.data.records.reading import FORMATS
 from samestep.recipes.gan.rollout import Rollouts
 
 FLOAT = "distributed.dtype=float32"
@@ -127,8 +127,9 @@ def test_a_judge_that_learns_from_drawn_answers_says_where_it_cannot(tmp_path: P
 def test_data_is_read_once_for_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f"A{number},crime,There were {number} of them." for number in range(20)]
     (tmp_path / "stories.csv").write_text("\n".join(["title,genre,human_story", *rows]))
-    read: list[str] = []
-    monkeypatch.setattr("samestep.recipes.gan.data.read_table", lambda path: (read.append(path), read_table(path))[1])
+    read: list[Path] = []
+    read_csv = FORMATS[".csv"]
+    monkeypatch.setitem(FORMATS, ".csv", lambda file: (read.append(file), read_csv(file))[1])
     train(tmp_path, f"data.path={tmp_path / 'stories.csv'}", "mle_epochs=1", "max_steps=1")
     assert len(read) == 1
     (tmp_path / "stories.csv").write_text("\n".join(["title,genre,human_story", *rows, "B,crime,None was left."]))

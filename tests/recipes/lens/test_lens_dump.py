@@ -15,7 +15,7 @@ from samestep.cli.main import main
 from samestep.core.records import read_json, write_json
 from samestep.models.causal_lm import CausalConfig
 from samestep.recipes.lens.activations import ActivationReader
-from samestep.recipes.lens.language_model import BuiltInModel
+from samestep.recipes.lens.language_model import pretrained
 from samestep.train.artifacts.array_rows import ArrayRows
 
 FLOAT = "distributed.dtype=float32"
@@ -37,7 +37,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def test_what_is_dumped(run: Path) -> None:
-    key = read_json(run / "artifacts" / "dump" / "key.json")
+    key = dump_of(run).inputs
     rows = dump_of(run).rows(np.arange(20))
     assert (key["train"], key["validation"], key["layer"]) == (13, 7, 0)
     assert {name: tuple(value.shape) for name, value in rows.items()} == {
@@ -48,9 +48,8 @@ def test_what_is_dumped(run: Path) -> None:
         "layer": (20,),
     }
     config = read_json(run / "config.json")["config"]["pretrain"]["network"]
-    model = BuiltInModel(CausalConfig(**config), run / "artifacts" / "pretrain" / "model.safetensors")
     with torch.no_grad():
-        network = model.network()
+        network = pretrained(CausalConfig(**config), run / "artifacts" / "pretrain" / "model.safetensors")
         blocks = network.transformer.blocks  # type: ignore[union-attr]
         seen: list[Tensor] = []
         blocks[0].register_forward_hook(lambda block, args, output: seen.append(output))  # type: ignore[union-attr, index]
@@ -117,10 +116,12 @@ def test_a_dump_is_found_from_anywhere_and_compared_by_evaluations(
     second = train(tmp_path, "verify", "activation_dumper.source=source", *few, name="second").absolute()
     monkeypatch.chdir(run)
     assert main(["evaluate", str(second)]) == 0
-    dump = tmp_path / "source" / "artifacts" / "dump"
-    key = read_json(dump / "key.json")
-    for wrong, sentence in (({"layer": 1}, "is of another layer (1 instead of 0)"), ({"train": 5}, "Dump again: the")):
-        write_json(dump / "key.json", {**key, **wrong})
+    layout = tmp_path / "source" / "artifacts" / "dump" / "activations" / "arrays.json"
+    record = read_json(layout)
+    wrong_values = (({"layer": 1}, "computed with another layer (1 instead of 0)"), ({"train": 5}, "Dump again: the"))
+    for wrong, sentence in wrong_values:
+        values = {**record["key"]["values"], **wrong}
+        write_json(layout, {**record, "key": {**record["key"], "values": values}})
         assert main(["evaluate", str(second)]) == 2
         assert sentence in said(capfd)
 
@@ -132,7 +133,7 @@ def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureF
     first = train(tmp_path, "verify", f"model_name={folder}", *few, five, "until=dump", name="first")
     source = f"activation_dumper.source={first}"
     train(tmp_path, "verify", f"model_name={other}", source, *few, name="other", code=2)
-    assert "is of another model" in said(capfd)
+    assert "computed with other weights (model.safetensors differs) and another configuration" in said(capfd)
     train(tmp_path, "verify", source, *few, name="bytes", code=2)
     assert f"is of another model, {folder}" in said(capfd)
     from transformers import PreTrainedTokenizerFast
@@ -141,7 +142,7 @@ def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureF
     words.save_pretrained(tmp_path / "words")
     named = (f"model_name={wide}", f"tokenizer_name={tmp_path / 'words'}")
     train(tmp_path, "verify", *named, source, *few, name="other_words", code=2)
-    assert "is of another tokenizer" in said(capfd)
+    assert "another tokenizer (tokenizer.json differs" in said(capfd)
     train(tmp_path, "verify", f"model_name={folder}", source, *few, name="same")
     (first / "artifacts" / "dump" / "activations" / "arrays.json").unlink()
     train(tmp_path, "verify", f"model_name={folder}", source, *few, name="part", code=2)

@@ -13,9 +13,9 @@ from samestep import CausalConfig, CausalTransformer, World
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import read_json
+from samestep.kit.language_model import ByteModel
 from samestep.recipes.lens.config import EvaluationConfig
 from samestep.recipes.lens.evaluation import RECORDS, RESULTS, context_of, visible
-from samestep.recipes.lens.language_model import BuiltInModel
 from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, SpreadRows, compute_values, fit, results_of
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.parts import LensShape
@@ -118,7 +118,7 @@ def test_the_linear_lens_names_no_more_tokens_than_there_are() -> None:
 
 
 def test_context() -> None:
-    model = BuiltInModel(CausalConfig(), None)
+    model = ByteModel(CausalConfig())
     tokens = [model.bos or 0, *b"one two", model.pad, model.pad]
     assert context_of(model, tokens, 4) == {"before": "one", "token": " ", "after": "two"}
     assert visible("a\nb\x01é") == "a⏎b·é"

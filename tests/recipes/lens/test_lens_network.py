@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from language_toys import TOKENS, native, of_transformers
-from samestep import UserError, noise
+from samestep import Lora, UserError, noise
 from samestep.data.feed import MicroBatches
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
 from samestep.recipes.lens.network import OWN, Lens
@@ -279,9 +279,21 @@ def test_a_head_of_its_own_is_the_decoders_alone() -> None:
     assert torch.equal(flipped[:, 0], TOKENS - 1 - text[:, 0])
 
 
+def test_adapters_of_named_layers() -> None:
+    pytest.importorskip("peft")
+    shape = replace(SHAPE, decoder="lora", encoder="lora", lora=Lora(2, 4.0, 0.5, ["q_proj", "ff_out"]))
+    lens = lens_of(shape)
+    layers = {name: part for name, part in lens.model.named_modules() if hasattr(part, "lora_A")}
+    assert {name.rpartition(".")[2] for name in layers} == {"q_proj", "ff_out"} and len(layers) == 6
+    assert {part.scaling["decoder"] for part in layers.values()} == {2.0}  # type: ignore[index, union-attr]
+    assert {part.lora_dropout["decoder"].p for part in layers.values()} == {0.5}  # type: ignore[index, union-attr]
+    with pytest.raises(UserError, match="lora_targets; 'c_attn' is none of them"):
+        lens_of(replace(shape, lora=Lora(2, targets=["c_attn"])))
+
+
 def test_adapters_act_where_they_should() -> None:
     pytest.importorskip("peft")
-    shape = replace(SHAPE, decoder="lora", encoder="lora", lora_rank=2)
+    shape = replace(SHAPE, decoder="lora", encoder="lora", lora=Lora(rank=2))
     batch, text = batch_of(), torch.tensor([[4, 9, 1]])
     plain = native(n_layers=3)
     lens = lens_of(shape, moved=False)

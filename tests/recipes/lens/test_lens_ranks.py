@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adapter_toys import bench_of
 from language_toys import TOKENS, native, of_transformers
+from samestep import Lora
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.recipes.lens.network import Lens
@@ -82,7 +83,7 @@ def both_texts_in_one_pass_with_an_own_head(world: World, strategy: str) -> None
 
 
 def adapters(world: World, strategy: str) -> None:
-    compared(world, strategy, replace(SHAPE, decoder="lora", encoder="lora", lora_rank=2))
+    compared(world, strategy, replace(SHAPE, decoder="lora", encoder="lora", lora=Lora(rank=2)))
 
 
 def no_cache(world: World, strategy: str) -> None:
@@ -90,13 +91,13 @@ def no_cache(world: World, strategy: str) -> None:
 
 
 def checkpointed(world: World, strategy: str) -> None:
-    shape = replace(SHAPE, encoder="lora", lora_rank=2)
+    shape = replace(SHAPE, encoder="lora", lora=Lora(rank=2))
     found = trained(world, strategy, Lens(native(), shape, PROMPT), activation_checkpointing="full")
     close(found, alone(shape), 1e-8)
 
 
 def trained_gpt2(world: World, strategy: str) -> dict[str, Tensor]:
-    lens = Lens(of_transformers("gpt2").double(), replace(SHAPE, encoder="lora", lora_rank=2), PROMPT)
+    lens = Lens(of_transformers("gpt2").double(), replace(SHAPE, encoder="lora", lora=Lora(rank=2)), PROMPT)
     learner = bench_of(world, strategy).learner(lens, rate=rate)
     learner.update(feed_of(Activations(), world, 5, 2, 1)[0], terms, MIX)
     return weights_of(learner)

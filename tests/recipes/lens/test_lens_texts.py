@@ -37,10 +37,10 @@ def test_files(tmp_path: Path) -> None:
     assert "number 39" in plain.validation[-1] and "number 0 " in plain.train[0], "the end is for validation"
     records = tmp_path / "b.jsonl"
     records.write_text("\n".join(json.dumps({"story": sentence}) for sentence in [*sentences, sentences[0]]))
-    lines = load_texts(DataConfig(str(records), text_field="story"), 0, 200)
+    lines = load_texts(DataConfig(str(records), columns={"text": "story"}), 0, 200)
     assert len(lines.pieces) == 40, "what comes twice is used once"
     assert len(lines.validation) == 4
-    with pytest.raises(UserError, match="text_field to the column with the text, one of story"):
+    with pytest.raises(UserError, match="line 1: 'text' is missing; it has 'story'"):
         load_texts(DataConfig(str(records)), 0, 200)
     (tmp_path / "c.txt").write_text("Too little text for two rows.")
     with pytest.raises(UserError, match="Give more text"):

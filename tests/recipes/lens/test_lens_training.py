@@ -122,7 +122,7 @@ def test_models_of_transformers(tmp_path: Path, kind: str) -> None:
     """From local folders: every family, with all kinds of trained parts; copies of weights in bfloat16 too."""
     folder = model_folder(tmp_path / "model", kind, torch.bfloat16 if kind == "llama" else torch.float32)
     parts = {
-        "gpt2": "{decoder: {base_model: lora}, encoder: {base_model: lora}}",
+        "gpt2": "{decoder: {base_model: lora}, encoder: {base_model: lora}, lora_targets: [c_attn], lora_dropout: 0.1}",
         "llama": "{decoder: {base_model: true, output_head: true}, encoder: {base_model: true}}",
     }.get(kind, "{}")
     few = (
@@ -135,6 +135,17 @@ def test_models_of_transformers(tmp_path: Path, kind: str) -> None:
     (row,) = rows_of(found, "train")
     assert all(np.isfinite(row[name]) for name in ("kl", "lm", "entropy", "mse"))
     assert not (found / "artifacts" / "pretrain").exists()
+
+
+def test_a_run_as_the_model(tmp_path: Path) -> None:
+    """What the first stage of one run trained is what another one explains."""
+    few = ("max_steps=2", "evaluation.rows=0", "validate_every=0")
+    own = train(tmp_path, "verify", *few)
+    other = train(tmp_path, "verify", f"model_name={own}", *few, name="other")
+    assert not (other / "artifacts" / "pretrain").exists()
+    names = ("kl", "lm", "entropy", "mse")
+    first, second = ([[row[name] for name in names] for row in rows_of(run, "train")] for run in (own, other))
+    assert first == second
 
 
 class Inserting:

@@ -15,8 +15,9 @@ from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.pydoc_topics import pydoc_text
+from samestep.data.token_rows import TextRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, TextRows, data_tokenizer, load, row_length
+from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, load, row_length
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ def test_a_local_file_takes_the_place_of_the_built_in_text(tmp_path: Path) -> No
 
 def test_jsonl_documents_are_joined_by_eos(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "abc"}\n{"body": "def"}\n')
-    config = DataConfig(path=str(tmp_path / "a.jsonl"), field="body", sequence_length=5, validation_fraction=0.3)
+    config = DataConfig(
+        path=str(tmp_path / "a.jsonl"), columns={"text": "body"}, sequence_length=5, validation_fraction=0.3
+    )
     corpus = load(config, cache=tmp_path / "cache")
     assert corpus.train[0]["tokens"].tolist() == [*b"abc", BYTES.eos, *b"d"]
     assert ByteTokenizer().decode(corpus.train[0]["tokens"].tolist()) == "abc"

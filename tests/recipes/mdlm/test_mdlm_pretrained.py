@@ -223,7 +223,7 @@ def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
     make_run(sampling=how)
     folder = exported("a", "out")
     assert open_trained("out").config.sampling == how
-    for broken in ('{"heat": 1}', '{"length": 0}', '{"len', "[1]"):
+    for broken in ('{"heat": 1}', '{"max_new_tokens": 0}', '{"len', "[1]"):
         (folder / "sampling.json").write_text(broken)
         with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(fix it or remove it\): "):
             open_trained("out")

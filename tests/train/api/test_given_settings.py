@@ -53,6 +53,8 @@ PLANTED = {
     "gan replay.share=0.2": "replay.share has no effect: no earlier opponents",
     "gan benchmark.size=0 mle_epochs=0 validate_every=9": "validate_every has no effect: there is no benchmark",
     "gan model_name=x judge.network.n_layers=9": "judge.network.n_layers has no effect: it is the shape",
+    "gan judge.lora_rank=2 generator.lora_alpha=4": "generator.lora_alpha has no effect: the whole network is trained",
+    "dpo family=text lora_rank=2 model.dtype=bfloat16": "model.dtype has no effect: it is the type of a model that is",
     "dpo family=protein model.lora_rank=4": "model.lora_rank has no effect: it is for texts",
     "dpo family=text decoding_order=left_to_right": "decoding_order has no effect: it is for proteins",
     "dpo objective.loss_type=ipo objective.label_smoothing=0.1": "objective.label_smoothing has no effect: only the",
@@ -62,7 +64,8 @@ PLANTED = {
     "lens grpo.max_steps=0 grpo.learning_rate=1e-3": "grpo.learning_rate has no effect: .* set grpo.max_steps",
     "lens activation_dumper.source=x activation_dumper.num_samples=9": "num_samples has no effect: the activations of",
     "lens model_name=x pretrain.max_steps=9": "pretrain.max_steps has no effect: it is for the built-in model",
-    "lens trainable_components.lora.rank=2": "trainable_components.lora.rank has no effect: no part",
+    "lens model_name=x trainable_components.encoder.base_model=true model_dtype=float16": "model_dtype has no effect",
+    "lens trainable_components.lora_rank=2": "trainable_components.lora_rank has no effect: no part",
     "lens alpha_schedule.end=0.5": "alpha_schedule.end has no effect: a constant schedule",
 }
 

@@ -47,6 +47,19 @@ def train(world: World, learner: Learner, reference: Frozen) -> None:
         learner.update(feed[step], loss)
 
 
+def a_learner_and_a_frozen_network_of_the_same_weights_have_one_hash(world: World, strategy: str) -> None:
+    bench = bench_of(world, strategy)
+    plain, adapted = bench.learner(network, rate=rate), bench.learner(network, name="adapted", rate=rate, lora=LORA)
+    frozen = {name: bench.frozen(given, name=name) for name, given in (("a", network), ("b", plain), ("c", adapted))}
+    wanted = content_hash(network().state_dict())
+    for thing in (plain, adapted, *frozen.values()):
+        assert thing.weights_hash() == wanted
+    train(world, plain, frozen["b"])
+    train(world, adapted, frozen["c"])
+    assert plain.weights_hash() != wanted and adapted.weights_hash() == wanted, "that of its base"
+    assert {each.weights_hash() for each in frozen.values()} == {wanted}
+
+
 def a_copy_of_what_came_from_a_file_is_read_again(world: World, strategy: str) -> None:
     folder = new_folder(world)
     source = folder / "first.pt"
@@ -243,6 +256,7 @@ def rank_0_reads_for_all_where_no_disk_is_shared(world: World, strategy: str) ->
 
 CASES: list[Case] = [
     it_is_placed_and_named_by_one_hash,
+    a_learner_and_a_frozen_network_of_the_same_weights_have_one_hash,
     a_copy_has_the_first_weights_for_ever,
     a_copy_of_what_came_from_a_file_is_read_again,
     a_base_out_of_another_run_is_stored,

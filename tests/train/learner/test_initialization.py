@@ -178,6 +178,16 @@ def peak_of(work: Callable[[], object]) -> int:
     return peak
 
 
+def test_a_network_that_has_its_weights_keeps_them() -> None:
+    def made() -> Transformer:
+        network = Transformer(SHAPE)
+        network.has_weights = True  # type: ignore[assignment]
+        return network
+
+    module, fill = build_fresh(made, 5, "model")
+    assert fill is None and not any(parameter.is_meta for parameter in module.parameters())
+
+
 WIDE = TransformerConfig(d_model=128, n_layers=8, n_heads=4, mlp_hidden_size=256, vocab_size=300)
 
 

@@ -17,6 +17,7 @@ from samestep.core.rundir import RunDir
 from samestep.train.api.recipe import Stage
 from samestep.train.record.config import Config
 from samestep.train.session import takeover
+from samestep.world.world import World
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 
 pytestmark = pytest.mark.timeout(900)
@@ -188,4 +189,6 @@ def test_a_run_cannot_take_over_from_itself(folder: Path) -> None:
     shutil.copytree("runs/first", rundir.path)
     shutil.rmtree(rundir.checkpoints("dump"))
     with pytest.raises(UserError, match="is this run itself"):
-        takeover.take_over(Stage("dump", lambda bench: None), Config(stages_from="itself"), rundir, {})
+        takeover.take_over(
+            Stage("dump", lambda bench: None), [], Config(stages_from="itself"), rundir, {}, World.single()
+        )

@@ -1,6 +1,6 @@
 """Chats as rows of prompt and answer. A turn is a header with the role, two line ends, the content and an end token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import ROWS
-from samestep.data.prepared.sources import TextSource, read_records
+from samestep.data.prepared.sources import TextSource
 from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
 from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
-from samestep.data.text import string
+from samestep.data.records.reading import text_fault
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
 ANSWERS = "assistant"
 """The role whose messages are the answers."""
+_COLUMNS = ("messages", "prompt", "answer")
 
 
 @dataclass(frozen=True)
@@ -37,39 +38,29 @@ class ChatRow:
     """Bytes of the answer as text."""
 
 
-@dataclass(frozen=True)
-class ChatFields:
-    """The fields of a record without `messages` that hold its prompt and its answer."""
-
-    prompt: str = "prompt"
-    answer: str = "answer"
-
-    def has_chat(self, record: dict[str, Any]) -> bool:
-        """Whether a record looks like a chat."""
-        return "messages" in record or {self.prompt, self.answer} <= record.keys()
-
-    def chat(self, record: dict[str, Any], where: str) -> list[ChatMessage]:
-        """The messages of a record: its `messages`, or its prompt and answer."""
-        if not self.has_chat(record):
-            raise UserError(
-                f'Give {where} "messages", or name its question and answer with --prompt_field and --answer_field; it '
-                f"has {', '.join(record) or 'nothing'}."
-            )
-        if "messages" not in record:
-            return [ChatMessage("user", string(record, self.prompt, where)), self._answer(record, where)]
-        messages = record["messages"]
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise UserError(f'Make "messages" a list such as [{{"role": "user", "content": ...}}] on {where}.')
-        return [ChatMessage(_part(message, "role", where), _part(message, "content", where)) for message in messages]
-
-    def _answer(self, record: dict[str, Any], where: str) -> ChatMessage:
-        return ChatMessage(ANSWERS, string(record, self.answer, where))
+def has_chat(record: Mapping[str, Any]) -> bool:
+    """Whether a record looks like a chat."""
+    return "messages" in record or {"prompt", "answer"} <= record.keys()
 
 
-def _part(message: dict[str, Any], name: str, where: str) -> str:
-    if not isinstance(message.get(name), str):
-        raise UserError(f'Give each message of {where} a "role" and a "content" that are strings; one has no {name!r}.')
-    return string(message, name, where)
+def read_chat(record: Mapping[str, Any]) -> list[ChatMessage]:
+    """The messages of a record: its `messages`, or its prompt and answer."""
+    messages: Any = record.get("messages")
+    if messages is None:
+        if wrong := [f"{name!r} {fault}" for name in _COLUMNS[1:] if (fault := _fault(record.get(name)))]:
+            raise UserError(f"{', '.join(wrong)}; give the record these two, or 'messages'")
+        messages = [{"role": role, "content": record[name]} for role, name in zip(("user", ANSWERS), _COLUMNS[1:])]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UserError('\'messages\' is no list such as [{"role": "user", "content": ...}]')
+    for name in ("role", "content"):
+        if fault := next(filter(None, (_fault(message.get(name)) for message in messages)), ""):
+            raise UserError(f"{name!r} of a message {fault}")
+    return [ChatMessage(message["role"], message["content"]) for message in messages]
+
+
+def _fault(value: Any) -> str:
+    """Why a value is no text, which may be empty here."""
+    return "" if isinstance(value, str) and not value.strip() else text_fault(value)
 
 
 def texts(messages: Sequence[ChatMessage]) -> Iterator[str]:
@@ -118,9 +109,10 @@ class Chats:
     """Chats: each answer is a row of its own, with all earlier turns as its prompt."""
 
     sources: Sequence[TextSource]
-    fields: ChatFields
     cut: bool
     """Whether an answer that is too long is cut; if not, it is left out."""
+    skip_invalid: bool
+    """Whether records without a chat are left out; if not, they are refused."""
     kind: ClassVar[str] = "chat"
     default_length: ClassVar[int] = 1024
 
@@ -128,9 +120,7 @@ class Chats:
         """Read all chats once."""
         counts = TextCounts(collect_characters)
         for chat in self._read():
-            counts.documents += 1
-            for text in texts(chat):
-                counts.add(text)
+            _count(counts, chat)
             done(counts.bytes)
         return counts
 
@@ -138,7 +128,7 @@ class Chats:
         """Whole chats: no answer in validation is given away by another answer of its chat in training."""
         if counts.documents < 2:
             raise UserError(f"Give at least two chats, one of them for validation; there are {counts.documents}.")
-        return ByDocument(counts.documents, fraction, seed)
+        return ByDocument(counts.digests, fraction, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
@@ -159,16 +149,29 @@ class Chats:
             writer.chats_without_answer += not rows
             for row in rows:
                 writer.add(row, self.cut)
-            counts.documents += 1
-            for text in texts(chat):
-                counts.add(text)
+            _count(counts, chat)
             done(counts.bytes)
         shards = {region: writer.shards for region, writer in writers.items()}
         return {**writing.metadata(shards), **_chat_metadata(writers, counts)}
 
     def _read(self) -> Iterator[list[ChatMessage]]:
-        for where, record in read_records(self.sources):
-            yield self.fields.chat(record, where)
+        """All chats; records that have none are refused at the end of their file."""
+        for source in self.sources:
+            assert source.records is not None, "chats are in records"
+            source.records.expect(_COLUMNS, lists=["messages"])
+            for row in source.records:
+                chat = None
+                with source.records.refusing(row, "chats"):
+                    chat = read_chat(row.values)
+                if chat is not None:
+                    yield chat
+            source.records.check(self.skip_invalid)
+
+
+def _count(counts: TextCounts, chat: Sequence[ChatMessage]) -> None:
+    for text in texts(chat):
+        counts.add(text)
+    counts.end_document()
 
 
 class _RowWriter:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from samestep.core.config.bounds import Bounds, Count, PartialShare
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
+from samestep.data.records.reading import RecordsConfig
 
 
 @dataclass(frozen=True)
-class PrepareConfig(CheckedConfig):
+class PrepareConfig(RecordsConfig):
     """How text becomes tokens."""
 
     out: str
@@ -23,13 +23,7 @@ class PrepareConfig(CheckedConfig):
     validation_fraction: PartialShare = 0.1
     """Share of the documents (of a single text: its end) that is kept for validation."""
     kind: Literal["auto", "text", "chat"] = "auto"
-    """text, chat, or auto: JSONL with messages, or with a prompt and an answer, is chat."""
-    field: str = "text"
-    """The field of a JSONL line that holds its text."""
-    prompt_field: str = "prompt"
-    """The field that holds the question, in chats without messages."""
-    answer_field: str = "answer"
-    """The field that holds the answer, in chats without messages."""
+    """text, chat, or auto: records with messages, or with a prompt and an answer, are chats."""
     too_long: Literal["cut", "leave_out"] = "cut"
     """What to do with a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
     mask_token: str | None = None

@@ -13,9 +13,9 @@ from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
 from samestep.core.records import write_json
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
-from samestep.data.prepared.chats import ChatFields, Chats
+from samestep.data.prepared.chats import Chats, has_chat
 from samestep.data.prepared.config import PrepareConfig
-from samestep.data.prepared.sources import TextSource, read_records
+from samestep.data.prepared.sources import TextSource
 from samestep.data.prepared.split import CHANGED, Split
 from samestep.data.prepared.texts import Texts
 from samestep.data.prepared.writing import Writing, fresh_folder, refuse_existing
@@ -41,7 +41,7 @@ def prepare(
     target = expand_home(config.out)
     refuse_existing(target, config.overwrite)
     dataset = _dataset(sources, config)
-    size = sum(source.file.stat().st_size for source in sources)
+    size = sum(file.stat().st_size for source in sources for file in source.files)
     counts = dataset.count(config.tokenizer == "char", lambda done: progress("reading", done, max(done, size)))
 
     def split() -> Split:
@@ -70,21 +70,20 @@ def prepare(
 
 
 def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> TextDataset:
-    fields = ChatFields(config.prompt_field, config.answer_field)
-    chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source, fields)) for source in sources]
+    chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source)) for source in sources]
     if not any(chats):
-        return Texts(sources, config.field)
-    plain = [source.name for source, chat in zip(sources, chats) if not (chat and source.is_jsonl)]
+        return Texts(sources, config.skip_invalid)
+    plain = [source.name for source, chat in zip(sources, chats) if not (chat and source.records)]
     if plain:
         raise UserError(
-            f"Prepare chats and running text separately; {plain[0]} is not a JSONL file of chats, others are."
+            f"Prepare chats and running text separately; {plain[0]} does not hold records of chats, others do."
         )
-    return Chats(sources, fields, config.too_long == "cut")
+    return Chats(sources, config.too_long == "cut", config.skip_invalid)
 
 
-def _is_chat(source: TextSource, fields: ChatFields) -> bool:
-    """Whether a file holds chats, judged by its first record."""
-    return source.is_jsonl and any(fields.has_chat(record) for _, record in islice(read_records([source]), 1))
+def _is_chat(source: TextSource) -> bool:
+    """Whether records are chats, judged by the first one."""
+    return source.records is not None and any(has_chat(row.values) for row in islice(source.records, 1))
 
 
 def _row_length(config: PrepareConfig, dataset: TextDataset) -> int:

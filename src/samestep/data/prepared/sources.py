@@ -2,37 +2,42 @@
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
-from samestep.data.text import JSONL, documents, existing_file, records
+from samestep.data.records.arrow import is_saved_dataset
+from samestep.data.records.reading import Records, is_record_file
+from samestep.data.text import documents, plain_file
 
 PLAIN = (".txt", ".md", ".text")
-"""Files that are read from a folder, in addition to JSONL."""
+"""Files that are read from a folder, in addition to records."""
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A file to read, and what to call it."""
+    """A file of text or a path with records to read, and what to call it."""
 
-    file: Path
+    path: Path
     name: str
+    records: Records | None = None
 
     @property
-    def is_jsonl(self) -> bool:
-        """Whether each line is a record."""
-        return self.file.suffix.lower() in JSONL
+    def files(self) -> list[Path]:
+        return self.records.files if self.records else [self.path]
 
     def describe(self) -> dict[str, Any]:
         """Its name, size and hash, for the metadata."""
-        with self.file.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"name": self.name, "bytes": self.file.stat().st_size, "sha256": digest}
+        digests = []
+        for path in self.files:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+        return {"name": self.name, "bytes": sum(path.stat().st_size for path in self.files), "sha256": digest}
 
 
 @dataclass(frozen=True)
@@ -45,38 +50,38 @@ class Piece:
     """Whether it ends the document."""
 
 
-def find_sources(names: Sequence[str]) -> list[TextSource]:
-    """The named files; for a folder, all text and JSONL files in it and below."""
-    found = [source for name in names for source in _inside(name)]
-    twice = next((s.name for i, s in enumerate(found) if s.file in [other.file for other in found[:i]]), None)
+def find_sources(names: Sequence[str], columns: Mapping[str, str] | None = None) -> list[TextSource]:
+    """The named files and saved datasets; for a folder, all files of text and of records in it and below."""
+    found = [source for name in names for source in _inside(name, columns)]
+    twice = next((s.name for i, s in enumerate(found) if s.path in [other.path for other in found[:i]]), None)
     if twice is not None:
         raise UserError(f"Name {twice} once; its text would be both in training and in validation.")
     return found
 
 
-def _inside(name: str) -> list[TextSource]:
-    folder = expand_home(name)
-    if not folder.is_dir():
-        return [TextSource(existing_file(name).resolve(), name)]
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PLAIN + JSONL and path.is_file())
+def _inside(name: str, columns: Mapping[str, str] | None) -> list[TextSource]:
+    path = expand_home(name)
+    if not path.is_dir() or is_saved_dataset(path):
+        return [_source(path, name, columns)]
+    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in PLAIN or is_record_file(file)]
     if not files:
-        raise UserError(f"Give a folder with {', '.join(PLAIN + JSONL)} files; {name} has none.")
-    return [TextSource(existing_file(str(path)).resolve(), str(path)) for path in files]
+        raise UserError(f"Give a folder with text files ({', '.join(PLAIN)}) or records; {name} has none.")
+    return [_source(file, str(file), columns) for file in files if file.is_file()]
 
 
-def read_records(sources: Sequence[TextSource]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of JSONL files, each with its line and file."""
-    for source in sources:
-        yield from records(source.file)
+def _source(path: Path, name: str, columns: Mapping[str, str] | None) -> TextSource:
+    if path.is_dir() or is_record_file(path):
+        return TextSource(path.resolve(), name, Records(name, columns, section=""))
+    return TextSource(plain_file(name).resolve(), name)
 
 
-def read_pieces(sources: Sequence[TextSource], field: str) -> Iterator[Piece]:
-    """All documents in pieces: a plain file is a document, and so is each line of a JSONL file."""
+def read_pieces(sources: Sequence[TextSource], skip_invalid: bool) -> Iterator[Piece]:
+    """All documents in pieces: a plain file is a document, and so is each record."""
     document = 0
     for source in sources:
-        if source.is_jsonl:
-            for text in documents(source.file, field):
-                yield Piece(document, text.decode("utf-8"), last=True)
+        if source.records is not None:
+            for text in documents(source.records, skip_invalid):
+                yield Piece(document, text, last=True)
                 document += 1
         else:
             yield from _pieces(source, document)
@@ -95,7 +100,7 @@ def _pieces(source: TextSource, document: int) -> Iterator[Piece]:
 
 def _decoded(source: TextSource) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    with source.file.open("rb") as file:
+    with source.path.open("rb") as file:
         try:
             while chunk := file.read(_CHUNK):
                 yield decoder.decode(chunk)

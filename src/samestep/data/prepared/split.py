@@ -1,45 +1,29 @@
 """Which part of the text is for validation, decided before anything is cut into rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import numpy as np
-
 from samestep.core.errors import UserError
-from samestep.data import noise
-from samestep.data.permutation import permute
 from samestep.data.prepared.sources import Piece
+from samestep.data.split import VALIDATION, choose_parts
 
 Region = Literal["train", "validation"]
 REGIONS: tuple[Region, Region] = ("train", "validation")
-CHOICE = noise.purpose("data.validation")
 CHANGED = "Prepare again once nothing changes the text; it changed while it was read."
-_BLOCK = 1 << 16
 
 
 class ByDocument:
-    """A random share of the documents; no document is cut."""
+    """A share of the documents, by their content; no document is cut, and equal ones stay together."""
 
     name = "documents"
 
-    def __init__(self, documents: int, fraction: float, seed: int) -> None:
-        self.documents, self.seed = documents, seed
-        self.chosen = max(1, round(documents * fraction))
-        if self.chosen >= documents:
-            raise UserError(
-                f"Give more documents, or a smaller validation_fraction than {fraction}; there are {documents}, which "
-                f"leaves none to train on."
-            )
-        self._block, self._flags = -1, np.zeros(0, dtype=bool)
+    def __init__(self, digests: Sequence[int], fraction: float, seed: int) -> None:
+        self._is_validation = choose_parts(digests, fraction, test=0.0, seed=seed) == VALIDATION
 
     def region(self, document: int) -> Region:
-        if document >= self.documents:
+        if document >= len(self._is_validation):
             raise UserError(CHANGED)
-        block, place = divmod(document, _BLOCK)
-        if block != self._block:  # computed for many at a time; only one block is kept
-            numbers = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.documents))
-            self._block, self._flags = block, permute(numbers, 0, self.documents, self.seed, CHOICE) < self.chosen
-        return "validation" if self._flags[place] else "train"
+        return "validation" if self._is_validation[document] else "train"
 
     def parts(self, piece: Piece) -> Iterator[tuple[Region, Piece]]:
         yield self.region(piece.document), piece
@@ -74,6 +58,6 @@ class ByPosition:
 Split = ByDocument | ByPosition
 
 
-def choose_split(documents: int, size: int, fraction: float, seed: int) -> Split:
+def choose_split(digests: Sequence[int], size: int, fraction: float, seed: int) -> Split:
     """By document if the share for validation is at least one document, else by position."""
-    return ByDocument(documents, fraction, seed) if documents * fraction >= 1 else ByPosition(size, fraction)
+    return ByDocument(digests, fraction, seed) if len(digests) * fraction >= 1 else ByPosition(size, fraction)

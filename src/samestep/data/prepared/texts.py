@@ -19,16 +19,17 @@ class Texts:
     """Running text: documents one after the other, each followed by the end token; training cuts it into rows."""
 
     sources: Sequence[TextSource]
-    field: str
+    skip_invalid: bool
     kind: ClassVar[str] = "text"
     default_length: ClassVar[int] = 256
 
     def count(self, collect_characters: bool, done: ReportBytes) -> TextCounts:
         """Read all text once."""
         counts = TextCounts(collect_characters)
-        for piece in read_pieces(self.sources, self.field):
+        for piece in read_pieces(self.sources, self.skip_invalid):
             counts.add(piece.text)
-            counts.documents += piece.last
+            if piece.last:
+                counts.end_document()
             if piece.text:
                 done(counts.bytes)
         if not counts.bytes:
@@ -37,7 +38,7 @@ class Texts:
 
     def split(self, counts: TextCounts, fraction: float, seed: int) -> Split:
         """By document if there are enough, else by position."""
-        return choose_split(counts.documents, counts.bytes, fraction, seed)
+        return choose_split(counts.digests, counts.bytes, fraction, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
@@ -60,7 +61,7 @@ class Texts:
         return {**writing.metadata(shards), **_text_metadata(writing, shards, sizes, ends)}
 
     def _parts(self, split: Split) -> Iterator[tuple[Region, Piece]]:
-        for piece in read_pieces(self.sources, self.field):
+        for piece in read_pieces(self.sources, self.skip_invalid):
             yield from split.parts(piece)
 
 

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -129,14 +130,27 @@ class TextCounts:
 
     collect_characters: bool
     """Whether to collect every character that occurs."""
-    documents: int = 0
     bytes: int = 0
     characters: set[str] = field(default_factory=set)
+    digests: "array[int]" = field(default_factory=lambda: array("Q"))
+    """A number for each document, the same for equal ones."""
+    _content: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def documents(self) -> int:
+        return len(self.digests)
 
     def add(self, text: str) -> None:
-        self.bytes += len(text.encode("utf-8"))
+        """Count a part of a document."""
+        content = text.encode("utf-8")
+        self.bytes += len(content)
+        self._content.update(content)
         if self.collect_characters:
             self.characters.update(text)
+
+    def end_document(self) -> None:
+        self.digests.append(int.from_bytes(self._content.digest()[:8], "big"))
+        self._content = hashlib.sha256()
 
 
 @dataclass(frozen=True)

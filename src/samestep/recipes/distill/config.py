@@ -6,16 +6,17 @@ from typing import Annotated, Literal
 from samestep import Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.records.reading import RecordsConfig
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """Queries and passages."""
 
     train: str | list[str] | None = None
-    """A file (.jsonl, .json, .csv, .tsv, .parquet) or folder of datasets.save_to_disk with query and passage, or query,
-    positive and negatives; or several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the
+    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with query and passage, or query, positive and
+    negatives; or several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the
     documentation inside Python."""
     validation: str | None = None
     """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""

@@ -10,17 +10,17 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from samestep import Trained, UserError, noise
+from samestep import Trained, UserError
 from samestep.core.paths import expand_home
 from samestep.core.records import read_object
 from samestep.data.data_file import DataFile
-from samestep.data.permutation import permute
+from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.python_docs import python_docs
 from samestep.recipes.distill.records import Record, parse_sources, read_mixture
 from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
 
-_HELD_OUT = noise.purpose("distill/held out")
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
 _FEWEST_WORDS = 3
 """Of a sentence that is a text of its own."""
@@ -147,12 +147,12 @@ def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
     if data.named:
-        mixture = read_mixture(data.named, data.limit)
+        mixture = read_mixture(data.named, data.limit, data.columns, data.skip_invalid)
         read, weights = [source.records for source in mixture], [source.weight for source in mixture]
         name = ", ".join(source.path for source in mixture)
     else:
         records, own_set = python_docs()
-        read, weights, name = [_spread(records, data.limit)], [1.0], "pydoc_data.topics"
+        read, weights, name = [_spread(records, data.limit)], [1.0], BUILT_IN_TEXT
     if data.validation is not None:
         held_out = read_beir(data.validation)
     elif data.named:
@@ -188,11 +188,7 @@ def hold_out(
     """The records for training, and a retrieval set of a share of the queries with all their records, whose passages
     are those of these records."""
     queries = list(dict.fromkeys(record.query for records in read for record in records))
-    wanted = min(most, -int(-len(queries) * fraction // 1))
-    if wanted >= len(queries):
-        raise UserError(f"Give records of more than {wanted} queries; there are {len(queries)}, too few to split.")
-    order = permute(np.arange(len(queries)), 0, len(queries), seed, _HELD_OUT)
-    chosen = {query for query, place in zip(queries, order.tolist()) if place < wanted}
+    chosen = set(split_records(queries, queries, validation=min(fraction, most / len(queries)), seed=seed).validation)
     table = TextTable.of([record for records in read for record in records if record.query in chosen])
     relevant: list[dict[int, float]] = [{} for _ in table.queries]
     for row in table.rows:

@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
 from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
 from samestep.recipes.distill.sampling import embed_texts
 from samestep.recipes.distill.task import KS, NDCG, retrieval_of
-from samestep.recipes.distill.teacher import TEACHER_STAGE, VECTORS, CachedVectors
-from samestep.train.artifacts.array_rows import ArrayRows
+from samestep.recipes.distill.teacher import TEACHER_STAGE, VECTORS, CachedVectors, vectors_key
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.trained.batch_inference import compute_dtype, network_of
 from samestep.train.trained.export import ExportOptions
@@ -106,11 +105,13 @@ class _Subject:
         return self._before_training(self.models.untrained, MODEL, STUDENT)
 
     def teacher(self) -> Tensor:
-        """Cached vectors, if they are of these texts."""
+        """Cached vectors, if there are some of these texts; refused if they are of another teacher."""
         run = self.trained.run
-        folder = run.artifacts(TEACHER_STAGE) / VECTORS if run else None
-        if self.options.beir is None and folder is not None and folder.is_dir():
-            return CachedVectors(ArrayRows(folder), self.data.texts).of(self.data.held_out_texts)
+        if self.options.beir is None and run and (run.artifacts(TEACHER_STAGE) / VECTORS).is_dir():
+            key = vectors_key(self.trained.config, self.data, self.models, self.world)
+            key = replace(key, otherwise="put back the teacher that the run was trained with, or use --no-teacher")
+            rows = self.trained.read_array_artifact(VECTORS, TEACHER_STAGE, self.world, key)
+            return CachedVectors(rows, self.data.texts).of(self.data.held_out_texts)
         return self._before_training(self.models.teacher, TEACHER_STAGE, TEACHER)
 
     def _before_training(self, source: EncoderSource, name: str, who: str) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from samestep import Batch, Bucketed, EncoderSource, Mixed, UserError, World, open_encoder, small_encoder
 from samestep.models.text_tokenizer import TextTokenizer
+from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, ShapeConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, load_data
 
@@ -116,9 +117,8 @@ def needs_data(config: DistillConfig) -> bool:
 
 def vectors_of(network: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """Vectors [..., dim] of tokens [..., length], in float32 at least."""
-    found: Tensor = network(ids.flatten(0, -2), mask.flatten(0, -2))
-    exact = found.to(torch.promote_types(found.dtype, torch.float32))
-    return exact.view(*ids.shape[:-1], exact.shape[-1])
+    found = wide(network(ids.flatten(0, -2), mask.flatten(0, -2)))
+    return found.view(*ids.shape[:-1], found.shape[-1])
 
 
 class Vectors(Protocol):

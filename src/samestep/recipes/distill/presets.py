@@ -3,6 +3,7 @@
 from typing import Any
 
 from samestep import NoEffect
+from samestep.data.records.reading import only_for_records
 
 _SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 300}
 # 14 records end an epoch in a step with fewer rows than ranks.
@@ -82,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 NO_EFFECT = (
+    only_for_records(lambda c: not c.data.named),
     NoEffect("learning_rate", lambda c: True, "each phase has its own; set phase1_lr and phase2_lr, or leave it out"),
     NoEffect("epochs", lambda c: True, "each phase has its own; set phase1_epochs and phase2_epochs, or leave it out"),
     NoEffect(

@@ -13,23 +13,20 @@ Several data sets are drawn in the proportion of their weights:
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from samestep import UserError
 from samestep.core.paths import expand_home
-from samestep.data.table_files import EVERY_KIND, Table, read_table, text_fault
-from samestep.data.table_formats import TableRow, inner_suffix
+from samestep.data.records.reading import Records, text_fault
+from samestep.data.records.rows import Row
 
 QUERY = ("query", "anchor", "question")
 POSITIVE = ("positive", "passage", "pos", "answer", "document")
 NEGATIVE = ("negative", "negatives", "neg")
-_CELLS = (".csv", ".tsv")
-"""Kinds that have only texts."""
 _NUMBERED = re.compile(r"negative_\d+")
-_IGNORED = re.compile(r"_?idx?|source|(.*_)?(ids?|scores?)")
-"""Columns that say nothing about the texts: ids, scores, and where a record is from."""
 
 
 @dataclass(frozen=True)
@@ -41,71 +38,67 @@ class Record:
     negatives: tuple[str, ...] = ()
 
 
-def read_records(path: str, limit: int | None = None) -> list[Record]:
-    """The records of a file (.jsonl, .json, .csv, .tsv, .parquet), or of a folder of `datasets.save_to_disk`.
-
-    These are the first `limit` of them. Whatever is wrong with what is read is said in one sentence.
-    """
-    table = read_table(path, EVERY_KIND, limit)
-    columns = _Columns.of(table)
-    records = [record for row in table.rows for record in _records(table, row, columns)]
-    table.check()
+def read_records(
+    path: str, limit: int | None = None, columns: Mapping[str, str] | None = None, skip_invalid: bool = False
+) -> list[Record]:
+    """The records of a file or folder, or the first `limit`. What is wrong with any of them is said at once."""
+    read = Records(path, columns, limit)
+    names = _Columns.of(read)
+    records = [record for row in read.rows for record in _records(read, row, names)]
+    read.check(skip_invalid)
     return records[:limit]
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which columns of a table are what."""
+    """Which columns of a file are what."""
 
     query: str
     positive: str
     negatives: Sequence[str]
-    absent: tuple[Any, ...]
-    """What stands for no negatives."""
 
     @classmethod
-    def of(cls, table: Table) -> "_Columns":
-        """Found by their names; those that are missing or ambiguous are refused, others are problems of the table."""
-        names = table.columns
-        query, positive = (_only(table, names, known) for known in (QUERY, POSITIVE))
-        negatives = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name.split("_")[1]))
+    def of(cls, read: Records) -> "_Columns":
+        """Found by their names; those that are missing or ambiguous are refused."""
+        names = read.columns
+        numbered = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name.split("_")[1]))
         listed = [name for name in names if name in NEGATIVE]
-        if len(listed) + bool(negatives) > 1:
-            raise UserError(f"Keep one kind of negatives in {table.file}; it has {_listed([*listed, *negatives])}.")
-        negatives += listed
-        for name in names:
-            if name not in (query, positive, *negatives) and not _IGNORED.fullmatch(name):
-                first = next(row for row in table.rows if name in row.values)
-                table.add_problem(first, f"rename or remove the column {name!r}, which a record does not have")
-        return cls(query, positive, negatives, ("", None) if inner_suffix(table.file) in _CELLS else (None, []))
+        if len(listed) + bool(numbered) > 1:
+            raise UserError(f"Keep one kind of negatives in {read.path}; it has {_listed([*listed, *numbered])}.")
+        read.expect([QUERY, POSITIVE, (*NEGATIVE, *numbered)], lists=[*POSITIVE, *NEGATIVE])
+        query, positive = (_only(read, known) for known in (QUERY, POSITIVE))
+        return cls(query, positive, [*numbered, *listed])
 
 
-def _only(table: Table, names: Sequence[str], known: Sequence[str]) -> str:
+def _only(read: Records, known: Sequence[str]) -> str:
+    names = read.columns
     found = [name for name in names if name in known]
     if len(found) != 1:
-        having = f"it has {_listed(found or names)}"
-        raise UserError(f"Give {table.file} one column of the names {', '.join(known)}; {having}.")
+        read.check()  # a misspelt column says more
+        raise UserError(
+            f"Give {read.path} one column of the names {', '.join(known)}; it has {_listed(found or names)}."
+        )
     return found[0]
 
 
-def _records(table: Table, row: TableRow, columns: _Columns) -> Iterator[Record]:
-    """The records of a row; what is wrong with it becomes a problem of the table."""
+def _records(read: Records, row: Row, columns: _Columns) -> Iterator[Record]:
+    """The records of a row; what is wrong with it is kept."""
     wrong = [f"{columns.query!r} {fault}"] if (fault := text_fault(row.values.get(columns.query))) else []
     positives = _texts(row, columns.positive, wrong)
     if not positives and not wrong:
         wrong.append(f"{columns.positive!r} has no text")
-    present = [name for name in columns.negatives if row.values.get(name) not in columns.absent]
+    present = [name for name in columns.negatives if row.values.get(name) not in (None, [])]
     negatives = [text for name in present for text in _texts(row, name, wrong)]
     if not wrong and set(positives) & set(negatives):
         wrong.append(f"a text is {columns.positive!r} and negative at once")
     if wrong:
-        table.add_problem(row, ", ".join(wrong))
+        read.refuse(row, ", ".join(wrong))
         return
     unique = tuple(dict.fromkeys(negatives))
     yield from (Record(row.values[columns.query], positive, unique) for positive in dict.fromkeys(positives))
 
 
-def _texts(row: TableRow, column: str, wrong: list[str]) -> list[str]:
+def _texts(row: Row, column: str, wrong: list[str]) -> list[str]:
     """The text or the texts of a column; what is wrong with them is added to `wrong`."""
     value: Any = row.values.get(column)
     if column == "negatives" and isinstance(value, str):
@@ -148,13 +141,19 @@ def parse_sources(named: Sequence[str]) -> list[tuple[str, float | None]]:
     return sources
 
 
-def read_mixture(named: Sequence[str], limit: int | None = None) -> list[Source]:
+def read_mixture(
+    named: Sequence[str],
+    limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    skip_invalid: bool = False,
+) -> list[Source]:
     """The records of all data sets. Without weights, each has as many draws as records.
 
     At most `limit` records of each are read, and of more in all, each data set keeps its share, from the beginning.
     """
     sources = parse_sources(named)
-    every = _read_all([path for path, _ in sources], limit)
+    read = partial(read_records, limit=limit, columns=columns, skip_invalid=skip_invalid)
+    every = _read_all([path for path, _ in sources], read)
     found = [
         Source(path, len(records) if weight is None else weight, records)
         for (path, weight), records in zip(sources, every)
@@ -175,12 +174,12 @@ def _parse_source(text: str) -> tuple[str, float | None]:
     return path, weight
 
 
-def _read_all(paths: Sequence[str], limit: int | None) -> list[list[Record]]:
+def _read_all(paths: Sequence[str], read: Callable[[str], list[Record]]) -> list[list[Record]]:
     """What is wrong with any of the files is said at once."""
     every, problems = [], []
     for path in paths:
         try:
-            every.append(read_records(path, limit))
+            every.append(read(path))
         except UserError as problem:
             problems.append(str(problem))
     if problems:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from samestep import RunFailed, UserError
 from samestep.core.paths import expand_home
-from samestep.data.table_files import read_table, text_fault
-from samestep.data.table_formats import TableRow
+from samestep.data.records.reading import Records, text_fault
+from samestep.data.records.rows import Row
 
 _QRELS = ("query-id", "corpus-id", "score")
 CUTOFF = 10
@@ -76,19 +76,19 @@ def _existing(folder: Path, name: str) -> Path:
 
 def _texts_by_id(file: Path) -> dict[str, str]:
     """The texts of a file in its order; those of a corpus begin with the title, and may be empty."""
-    table = read_table(str(file))
+    table = Records(str(file), section=None)
     texts: dict[str, str] = {}
     for row in table.rows:
         name, title, text = (row.values.get(key) for key in ("_id", "title", "text"))
         may_be_empty = file.stem == "corpus" and text == ""
         if not isinstance(name, str) or text_fault(name):
-            table.add_problem(row, f"'_id' {text_fault(name)}")
+            table.refuse(row, f"'_id' {text_fault(name)}")
         elif name in texts:
-            table.add_problem(row, f"the '_id' {name!r} comes twice")
+            table.refuse(row, f"the '_id' {name!r} comes twice")
         elif not may_be_empty and (fault := text_fault(text)):
-            table.add_problem(row, f"'text' {fault}")
+            table.refuse(row, f"'text' {fault}")
         elif title and (fault := text_fault(title)):
-            table.add_problem(row, f"'title' {fault}")
+            table.refuse(row, f"'title' {fault}")
         else:
             texts[name] = f"{title or ''} {text}".strip()
     table.check()
@@ -97,7 +97,7 @@ def _texts_by_id(file: Path) -> dict[str, str]:
 
 def _grades(file: Path, queries: Sequence[str], passages: Sequence[str]) -> dict[str, dict[str, float]]:
     """For each query with an answer, in the order of the queries: the passages that answer it."""
-    table = read_table(str(file), kinds=(".tsv",))
+    table = Records(str(file), section=None)
     if missing := [name for name in _QRELS if name not in table.columns]:
         raise UserError(f"Give {file} the columns {', '.join(_QRELS)}, with tabs between; it has no {missing[0]}.")
     found: dict[str, dict[str, float]] = {name: {} for name in queries}
@@ -106,7 +106,7 @@ def _grades(file: Path, queries: Sequence[str], passages: Sequence[str]) -> dict
         query, passage = (row.values[name] for name in _QRELS[:2])
         wrong = list(_qrel_faults(row, query in found, passage in known, found.get(query, {})))
         if wrong:
-            table.add_problem(row, ", ".join(wrong))
+            table.refuse(row, ", ".join(wrong))
         else:
             found[query][passage] = float(row.values["score"])
     table.check()
@@ -119,7 +119,7 @@ def _grades(file: Path, queries: Sequence[str], passages: Sequence[str]) -> dict
     return answered
 
 
-def _qrel_faults(row: TableRow, has_query: bool, has_passage: bool, before: Mapping[str, float]) -> Iterator[str]:
+def _qrel_faults(row: Row, has_query: bool, has_passage: bool, before: Mapping[str, float]) -> Iterator[str]:
     query, passage, score = (row.values[name] for name in _QRELS)
     if not has_query:
         yield f"queries.jsonl has no {query!r}"
@@ -127,7 +127,7 @@ def _qrel_faults(row: TableRow, has_query: bool, has_passage: bool, before: Mapp
         yield f"corpus.jsonl has no {passage!r}"
     if passage in before:
         yield f"{query!r} and {passage!r} come twice"
-    if not re.fullmatch(r"\s*-?\d+\s*", score):
+    if not re.fullmatch(r"\s*-?\d+\s*", score or ""):
         yield f"'score' is no whole number but {score!r}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from samestep import Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.records import Json
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 from samestep.kit.prompts import PromptOptions
 from samestep.parallel.precision import autocast
 from samestep.recipes.distill.config import DistillConfig
@@ -38,8 +38,7 @@ def embed_texts(
         tokens = pad_tokens(rows, {STUDENT: reading})
         ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
         with autocast(world.device, compute):
-            found = vectors_of(network, ids, mask)
-        return {"vector": found.to(torch.promote_types(found.dtype, torch.float32))}
+            return {"vector": vectors_of(network, ids, mask)}
 
     return compute_rows([len(text.text) for text in texts], batch_size, world, embed)["vector"]
 

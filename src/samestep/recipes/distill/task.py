@@ -144,7 +144,7 @@ class Rank(PhaseTask):
         config: DistillConfig = bench.config
         data = self.data
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
-        negatives = read_mined(bench) if config.mining.negatives else own
+        negatives = read_mined(bench, data, self.models) if config.mining.negatives else own
         width = min(config.negatives, max(map(len, negatives)))
         if not width and (config.rank.margin_mse or config.rank.kl):
             raise UserError("Give records negatives, or set mining.negatives: rank.margin_mse and rank.kl need some.")

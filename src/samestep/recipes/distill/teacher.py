@@ -1,23 +1,22 @@
 """What the teacher gives: vectors, computed once for all texts in a stage of their own, or live with every batch; and
 hard negatives, the passages that it scores highest and that do not answer the query.
 
-What the stage of the vectors leaves is named by all that they depend on: the texts, the model and its weights, the
-instruction and the length. A stage that trains with it compares that first.
+What the stages leave has a key: all that it follows from. Whoever uses it compares that first.
 """
 
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from samestep import Batch, Bench, Dump, UserError
-from samestep.core.records import read_object, write_json
+from samestep import ArtifactKey, Batch, Bench, Dump, UserError, World
+from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, MiningConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, digest_of, load_data
 from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, open_models, vectors_of
@@ -26,9 +25,8 @@ from samestep.train.artifacts.array_rows import ArrayRows
 
 TEACHER_STAGE, MINING_STAGE = "teacher", "mine"
 """The stages; the first is also the name of the frozen network."""
-VECTORS, VECTOR, KEY, NEGATIVES = "vectors", "vector", "key.json", "negatives"
+VECTORS, VECTOR, NEGATIVES = "vectors", "vector", "negatives"
 _VECTOR_NAMES = {"teacher_text": "teacher", "teacher_query": "teacher_query", "teacher_passage": "teacher_passages"}
-_BEGINNING = 1 << 20
 _DEPTH = 100
 """How many more passages are looked at than are wanted, since some are left out."""
 
@@ -43,8 +41,7 @@ class CachedVectors:
 
     def of(self, texts: Sequence[int]) -> Tensor:
         """[texts, dim], in float32 at least."""
-        found = self.as_stored(texts)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        return wide(self.as_stored(texts))
 
     def as_stored(self, texts: Sequence[int]) -> Tensor:
         """The same in the type of the cache, for many at once."""
@@ -87,65 +84,47 @@ def build_cache(bench: Bench) -> Dump:
     """The stage that computes the vectors of all texts, with all ranks; the longest texts first."""
     config: DistillConfig = bench.config
     data = load_data(config)
-    texts, models = data.texts, open_models(config, data, bench.world)
+    models = open_models(config, data, bench.world)
     readings = {TEACHER: models.readings[TEACHER]}
     teacher = LiveTeacher(bench, models)
-    weights = str(bench.first_launch.of_this_stage()[f"frozen/{TEACHER_STAGE}"])
-    if bench.world.is_main:
-        write_json(bench.artifact(KEY), {**key_of(config, models, texts), "weights": weights})
-    distinct = cached_texts(texts)
+    distinct = cached_texts(data.texts)
     rows = TextRows(distinct, range(len(distinct)), readings, data.origins)
     fields: dict[str, tuple[Sequence[int], str]] = {VECTOR: ((models.teacher.dim,), config.teacher.cache_dtype)}
     bench.screen.print(f"{len(distinct):,} texts for the teacher, vectors of {models.teacher.dim} numbers")
     return Dump(
         bench.evaluation_feed(rows, collate=collate_for(readings, bench.world.device)),
         lambda batch: {VECTOR: teacher.vectors(batch, "teacher_text")},
-        bench.array_artifact(VECTORS, len(distinct), fields),
+        bench.array_artifact(VECTORS, len(distinct), fields, vectors_key(config, data, models, bench.world)),
     )
 
 
-def key_of(config: DistillConfig, models: Models, texts: Sequence[Text]) -> dict[str, Any]:
-    """What cached vectors depend on beside the weights."""
-    reading = models.readings[TEACHER]
-    return {
-        "texts": digest_of(texts),
-        "model": config.teacher_model or "built-in",
-        "files": _weight_files(models.teacher.folder),
-        "dim": models.teacher.dim,
-        "instruction": [reading.query_instruction, reading.passage_instruction],
+def vectors_key(config: DistillConfig, data: DistillData, models: Models, world: World) -> ArtifactKey:
+    """All that the teacher's vectors follow from. Collective."""
+    own, reading = config.teacher, models.readings[TEACHER]
+    values = {
+        "texts": digest_of(data.texts),
+        "query instruction": reading.query_instruction,
+        "passage instruction": reading.passage_instruction,
         "length": reading.max_length,
+        "types": [own.dtype, own.cache_dtype],
+        "drawn network": None if models.teacher.folder else {**asdict(own.shape), "seed": config.seed},
     }
-
-
-def _weight_files(folder: Path | None) -> str:
-    """A hash of the names, sizes and beginnings of a model's weight files; empty where weights are drawn."""
-    if folder is None:
-        return ""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".safetensors", ".bin"):
-            with path.open("rb") as file:
-                digest.update(f"{path.relative_to(folder)} {path.stat().st_size}".encode() + file.read(_BEGINNING))
-    return digest.hexdigest()
+    remedy = "start a new run that computes them, or use teacher.mode=live"
+    return ArtifactKey.make(world, "the teacher's vectors", values=values, files=models.teacher.files, otherwise=remedy)
 
 
 def read_cache(bench: Bench, data: DistillData, models: Models) -> CachedVectors:
     """What the stage left, if it is for these texts and this teacher. Collective."""
+    key = vectors_key(bench.config, data, models, bench.world)
+    return CachedVectors(bench.read_array_artifact(VECTORS, TEACHER_STAGE, key), data.texts)
 
-    def check() -> None:
-        if not bench.world.is_main:
-            return
-        known, found = read_object(bench.artifact(KEY, stage=TEACHER_STAGE)), key_of(bench.config, models, data.texts)
-        other = [name for name, value in found.items() if known.get(name) != value]
-        if other:
-            folder = bench.artifact(VECTORS, stage=TEACHER_STAGE)
-            raise UserError(
-                f"the teacher's vectors in {folder} were computed with another value of {', '.join(other)}; start a "
-                "new run, or use teacher.mode=live"
-            )
 
-    bench.world.run_on_all_ranks("comparing the teacher's vectors", check)
-    return CachedVectors(bench.read_array_artifact(VECTORS, stage=TEACHER_STAGE), data.texts)
+def _negatives_key(bench: Bench, data: DistillData, models: Models) -> ArtifactKey:
+    """They follow from the vectors, and from which passages answer which queries."""
+    key = vectors_key(bench.config, data, models, bench.world)
+    records = hashlib.sha256(repr(data.table.rows).encode()).hexdigest()
+    values = {**key.values, "records": records, "settings": asdict(bench.config.mining)}
+    return replace(key, what="the hard negatives", values=values, otherwise="start a new run that finds them")
 
 
 class _RecordVectors:
@@ -170,8 +149,8 @@ def build_mining(bench: Bench) -> Dump:
     """The stage that finds hard negatives, with all ranks."""
     config: DistillConfig = bench.config
     data = load_data(config)
-    vectors = read_cache(bench, data, open_models(config, data, bench.world))
-    first = data.first_passage
+    models = open_models(config, data, bench.world)
+    vectors, first = read_cache(bench, data, models), data.first_passage
     passages = vectors.as_stored(range(first, first + len(data.table.passages))).to(bench.world.device)
     answers: dict[int, set[int]] = defaultdict(set)
     for row in data.table.rows:
@@ -183,7 +162,9 @@ def build_mining(bench: Bench) -> Dump:
         found = hard_negatives(config.mining, batch["query"], batch["positive"], passages, known)
         return {NEGATIVES: torch.tensor([[*numbers, *[-1] * (wanted - len(numbers))] for numbers in found])}
 
-    artifact = bench.array_artifact(NEGATIVES, len(data.table.rows), {NEGATIVES: ((wanted,), "int64")})
+    fields: dict[str, tuple[Sequence[int], str]] = {NEGATIVES: ((wanted,), "int64")}
+    key = _negatives_key(bench, data, models)
+    artifact = bench.array_artifact(NEGATIVES, len(data.table.rows), fields, key)
     return Dump(bench.evaluation_feed(_RecordVectors(data, vectors)), compute, artifact)
 
 
@@ -204,9 +185,9 @@ def hard_negatives(
     return found
 
 
-def read_mined(bench: Bench) -> list[list[int]]:
-    """The negatives of each row of the table."""
-    rows = bench.read_array_artifact(NEGATIVES, stage=MINING_STAGE)
+def read_mined(bench: Bench, data: DistillData, models: Models) -> list[list[int]]:
+    """The negatives of each row of the table, if they were found for these. Collective."""
+    rows = bench.read_array_artifact(NEGATIVES, MINING_STAGE, _negatives_key(bench, data, models))
     found = rows.rows(np.arange(len(rows)))[NEGATIVES].tolist()
     if not any(number >= 0 for numbers in found for number in numbers):
         raise UserError("Set mining.highest higher: the teacher scores no passage low enough to be a negative.")

@@ -12,7 +12,7 @@ sampling     sampling.py (`samestep sample`: sequences for structures, texts aft
 from samestep import Alias, Recipe, Verb, World
 from samestep.recipes.dpo.config import NO_EFFECT, PRESETS, DpoConfig, SampleOptions
 from samestep.recipes.dpo.sampling import generate, show
-from samestep.recipes.dpo.stages import describe, open_family, read_pretrained, resolve_config, stages
+from samestep.recipes.dpo.stages import describe, language_models, open_family, read_pretrained, resolve_config, stages
 from samestep.recipes.dpo.task import POLICY
 
 __all__ = ["DpoConfig", "recipe"]
@@ -28,7 +28,7 @@ recipe = Recipe(
         "skip_invalid": "data.skip_invalid",
         "base_model_name": "model.name",
         "base_model_dir": "model.dir",
-        "lora_rank": "model.lora_rank",
+        **{name: f"model.{name}" for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")},
         "beta": "objective.beta",
         "diversity_lambda": "objective.diversity_lambda",
         "output_dir": "out",
@@ -43,5 +43,6 @@ recipe = Recipe(
     resolve=resolve_config,
     read_pretrained=read_pretrained,
     networks=lambda config: {POLICY: lambda: open_family(config, World.single()).network()},
+    language_models=language_models,
     sample=Verb(generate, SampleOptions, show=show),
 )

@@ -6,49 +6,53 @@ from typing import Annotated, Any, Literal
 
 from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
+from samestep.data.records.reading import RecordsConfig, only_for_records
+from samestep.kit.model_settings import TrainedModelSettings, without_effect
 from samestep.kit.prompts import PromptOptions
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
     train: str | None = None
-    """A .json or .jsonl file of records: pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. null:
-    pairs that come with the recipe."""
+    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet): pdb_file, preferred_seq, unpreferred_seq; or
+    prompt, chosen, rejected. null: pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1
-    """That share, rounded up, chosen by the seed."""
+    """That share, rounded up, chosen by seed and content."""
     split_by: Literal["pair", "structure"] = "pair"
     """What is never in both parts: a pair; or a structure (text: a prompt), with all its pairs."""
     max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
-    skip_invalid: bool = False
-    """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 
 
 @dataclass(frozen=True)
-class ModelConfig(CheckedConfig):
-    """The network that is trained, and that it is compared with."""
+class ModelConfig(TrainedModelSettings):
+    """The network that is trained, and that it is compared with; adapters and dtype are for texts."""
 
     name: str | None = None
-    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, or a
-    model of the Hub (org/name). null: a small network with random weights."""
+    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, a
+    model of the Hub (org/name or org/name@revision), or a run. null: a small network with random weights."""
     dir: str | None = None
     """The folder that the model or weight file is in."""
     protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)
     """protein: the shape of the network, where no weight file is named."""
     text: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """text: the shape of the built-in network, which reads bytes."""
-    lora_rank: CountOrZero = 0
-    """text: train adapters of this rank instead of the whole network; 0: the whole network."""
+
+    @property
+    def path(self) -> str | None:
+        """The name, in the folder that it is in."""
+        if self.dir is None:
+            return self.name
+        return str(Path(self.dir) / self.name) if self.name else self.dir
 
 
 @dataclass(frozen=True)
@@ -191,19 +195,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 NO_EFFECT = (
+    only_for_records(lambda c: c.data.train is None and c.data.validation is None),
     NoEffect(
-        ("model.text.*", "model.lora_rank", "padding_free"),
+        ("model.text.*", "model.lora_*", "model.dtype", "padding_free"),
         lambda c: c.family == "protein",
         "it is for texts, and the pairs are proteins; leave it out",
     ),
+    *without_effect("model", lambda c: c.model, lambda c: c.model.path is not None, shape="text"),
     NoEffect(
         ("model.protein.*", "decoding_order", "sampling_temperature"),
         lambda c: c.family == "text",
         "it is for proteins, and the pairs are texts; leave it out",
     ),
     NoEffect(
-        ("model.protein.*", "model.text.*"),
-        lambda c: c.model.name is not None or c.model.dir is not None,
+        "model.protein.*",
+        lambda c: c.model.path is not None,
         "the model that base_model_name names has its own shape; leave out one of the two",
     ),
     NoEffect(

@@ -1,26 +1,20 @@
 """What proteins and texts have in common, so that losses, stages and files are written once."""
 
-import hashlib
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
 from samestep import Batch, Lora, UserError, World, pad_rows
-from samestep.core.paths import expand_home
-from samestep.data.json_records import json_records
+from samestep.data.records.reading import Records
+from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
 
 FamilyName = Literal["protein", "text"]
-Item = TypeVar("Item")
-SHOWN = 20
-"""How many problems are listed one by one; the others are counted by their kind."""
 _COLUMNS: Mapping[str, FamilyName] = {"pdb_file": "protein", "prompt": "text", "chosen": "text", "rejected": "text"}
 
 
@@ -45,8 +39,6 @@ class Pairs:
 
     train: PairRows
     validation: PairRows
-    left_out: str = ""
-    """What was left out of the files, and why."""
 
 
 class Family(Protocol):
@@ -68,6 +60,14 @@ class Family(Protocol):
     @property
     def lora(self) -> Lora | None:
         """Adapters to train in place of the whole network."""
+
+    @property
+    def shape(self) -> Any:
+        """The shape of a built-in network, a dataclass."""
+
+    @property
+    def files(self) -> FilesByPurpose:
+        """What rows and scores follow from beside the weights: the files of a model of transformers."""
 
     @property
     def files_by_default(self) -> bool:
@@ -97,81 +97,12 @@ def padding(family: Family, world: World) -> Callable[[list[Any]], Mapping[str, 
     return partial(pad_rows, pad=family.pad, multiple=family.pad_multiple if world.device.type == "cuda" else 1)
 
 
-def family_of(path: str) -> FamilyName:
+def family_of(records: Records) -> FamilyName:
     """What kind of records a file holds, by the columns of the first one that has any of them."""
-    file = expand_home(path)
-    columns = [list(value) for _, value in json_records(file) if isinstance(value, dict)]
-    for column in (name for names in columns for name in names):
+    for column in (name for row in records for name in row.values):
         if column in _COLUMNS:
             return _COLUMNS[column]
     raise UserError(
-        f"Give {path} the columns pdb_file, preferred_seq, unpreferred_seq (proteins) or prompt, chosen, rejected "
-        f"(texts); its first record has {', '.join(map(repr, columns[0])) if columns else 'none'}."
+        f"Give {records.path} the columns pdb_file, preferred_seq, unpreferred_seq (proteins) or prompt, chosen, "
+        f"rejected (texts); it has {', '.join(map(repr, records.columns)) or 'none'}."
     )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a record."""
-
-    record: int
-    """The record's number in its file, from 1."""
-    where: str
-    about: str
-    text: str
-
-
-def leave_out(file: Path, problems: Sequence[Problem], total: int, valid: int, skip_invalid: bool) -> str:
-    """Refuse a file with problems, or say what is left out and why, where a record counts by its first problem."""
-    if problems and not (skip_invalid and valid):
-        raise UserError(_report(file, problems, total, skip_invalid))
-    firsts = {problem.record: problem.about for problem in reversed(problems)}
-    why = ", ".join(f"{count} because of {about}" for about, count in sorted(Counter(firsts.values()).items()))
-    return f"{valid} of {total} records of {file}; left out: {why}" if why else ""
-
-
-def _report(file: Path, problems: Sequence[Problem], total: int, skip_invalid: bool) -> str:
-    """All problems: the first ones line by line, the others counted."""
-    wrong = len({problem.record for problem in problems})
-    if skip_invalid:
-        head = f"Give records that can be used; none of the {total} of {file} can:"
-    else:
-        head = f"Fix {wrong} of {total} records of {file}, or leave them out with skip_invalid=true:"
-    lines = [f"  {problem.where}: {problem.text}" for problem in problems[:SHOWN]]
-    if rest := Counter(problem.about for problem in problems[SHOWN:]):
-        counted = ", ".join(f"{count} about {about}" for about, count in sorted(rest.items()))
-        lines.append(f"  and {sum(rest.values())} more problems: {counted}")
-    return "\n".join([head, *lines])
-
-
-def split_groups(
-    items: Sequence[Item], groups: Sequence[str], fraction: float, seed: int
-) -> tuple[list[Item], list[Item]]:
-    """Items for training and for validation, each in their order; those of one group stay together."""
-    chosen = validation_groups(groups, fraction, seed)
-    parts: tuple[list[Item], list[Item]] = ([], [])
-    for item, group in zip(items, groups, strict=True):
-        parts[group in chosen].append(item)
-    return parts
-
-
-def validation_groups(groups: Sequence[str], fraction: float, seed: int) -> set[str]:
-    """The groups that are for validation, given the group of each record.
-
-    In an order by hash, a group is taken if that brings their number of records closer to the fraction, rounded up. If
-    none does, the smallest group is taken. One group at least is left for training.
-    """
-    sizes = Counter(groups)
-    if len(sizes) < 2:
-        raise UserError(
-            f"Give records that differ, or name a file for validation (val_data): the {len(groups)} here cannot be "
-            "split in two."
-        )
-    room = min(math.ceil(round(len(groups) * fraction, 9)), len(groups) - 1)  # rounded: 100 * 0.07 is above 7
-    in_order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    chosen: set[str] = set()
-    for group in in_order:
-        if sizes[group] < 2 * room and len(chosen) < len(sizes) - 1:
-            chosen.add(group)
-            room -= sizes[group]
-    return chosen or {min(in_order, key=lambda group: sizes[group])}

@@ -1,10 +1,10 @@
-"""Preference pairs for structures, from a JSON list or a JSONL file: every record is checked, and becomes a row.
+"""Preference pairs for structures: every record is checked, and becomes a row.
 
     {"pdb_file": "1abc.pdb", "preferred_seq": "MKV...", "unpreferred_seq": "MAV...", "design_chains": ["A"]}
 
-A path is looked for in the folder of the JSON file, then in the working directory. Optional fields are those of
-`designs.choose_design`; others are ignored. A sequence is that of the design chains, in their order; "/" or ":" may
-stand between chains.
+A path is looked for in the folder of the records, then in the working directory. Optional fields are those of
+`designs.choose_design`; others are named, and not used. A sequence is that of the design chains, in their order; "/" or
+":" may stand between chains.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from torch import Tensor
 from samestep import UserError
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
-from samestep.data.json_records import BadJson, json_records
+from samestep.data.records.reading import Records
+from samestep.data.split import split_records
 from samestep.recipes.dpo.designs import (
     SEPARATORS,
     Design,
@@ -32,10 +33,11 @@ from samestep.recipes.dpo.designs import (
     choose_design,
     pair_problems,
 )
-from samestep.recipes.dpo.families import Problem, leave_out, split_groups
 from samestep.recipes.dpo.structures import LETTERS, UNKNOWN, Structure, read_structure
 
 SEQUENCES = ("preferred_seq", "unpreferred_seq")
+REQUIRED = ("pdb_file", *SEQUENCES)
+OPTIONAL = ("chain_id", "design_chains", "fixed_chains", "mutable_positions", "mutable_ranges")
 CHAIN_STEP = 100
 """How far the residue numbers of a chain lie behind those of the chain before it."""
 _NUMBERS = {letter: number for number, letter in enumerate(LETTERS)}
@@ -75,48 +77,39 @@ class ProteinPair:
 
 @dataclass(frozen=True)
 class ProteinRecords:
-    """The records of a file that can be trained on."""
+    """The records that can be trained on."""
 
-    file: Path
+    files: Sequence[DataFile]
     pairs: tuple[ProteinPair, ...]
-    left_out: str
-    """How many others were left out, and why; empty: none."""
 
 
-def read_records(
-    path: str, max_length: int, skip_invalid: bool = False, cache: Path | None = None, limit: int | None = None
+def read_pairs(
+    records: Records, max_length: int, skip_invalid: bool = False, cache: Path | None = None
 ) -> ProteinRecords:
-    """Read and check every record of a file, or the first `limit`; the same on every rank. A record's chains may have
-    `max_length` residues together; parsed structures are kept in the folder `cache`."""
-    file = expand_home(path)
-    reader = _Reader(file, max_length, cache)
-    records = list(json_records(file))[:limit]
-    pairs = [reader.pair(number, where, value) for number, (where, value) in enumerate(records, start=1)]
-    valid = tuple(pair for pair in pairs if pair)
-    return ProteinRecords(file, valid, leave_out(file, reader.problems, len(records), len(valid), skip_invalid))
+    """Check every record; the same on every rank. A record's chains may have `max_length` residues together; parsed
+    structures are kept in the folder `cache`."""
+    records.expect((*REQUIRED, *OPTIONAL), lists=OPTIONAL)
+    reader = _Reader(records.files[0].parent, max_length, cache)
+    pairs = []
+    for row in records.rows:
+        found: Problems = []
+        pair = reader.pair(row.number, row.values, found)
+        for about, text in found:
+            records.refuse(row, text, about)
+        pairs += [pair] if pair and not found else []
+    records.check(skip_invalid)
+    return ProteinRecords(records.origins(), tuple(pairs))
 
 
 class _Reader:
     """Checks records one by one. A structure file is read once, however many records name it."""
 
-    def __init__(self, file: Path, max_length: int, cache: Path | None) -> None:
-        self.problems: list[Problem] = []
-        self._folder, self._max_length, self._cache = file.parent, max_length, cache
+    def __init__(self, folder: Path, max_length: int, cache: Path | None) -> None:
+        self._folder, self._max_length, self._cache = folder, max_length, cache
         self._structures: dict[Path, Structure | str] = {}
 
-    def pair(self, number: int, where: str, value: Any) -> ProteinPair | None:
-        """The pair of a record; None if it has problems, which are kept."""
-        found: Problems = []
-        pair = None
-        if isinstance(value, dict):
-            pair = self._checked(number, value, found)
-        else:
-            other = "it is no JSON object; write one with pdb_file, preferred_seq and unpreferred_seq"
-            found.append(("JSON", value.reason if isinstance(value, BadJson) else other))
-        self.problems += [Problem(number, where, *problem) for problem in found]
-        return None if found else pair
-
-    def _checked(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
+    def pair(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
+        """The pair of a record; what is wrong with it is added to `found`."""
         texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
         try:
             file = self._file(value.get("pdb_file"))
@@ -177,17 +170,18 @@ def split_pairs(
     """Pairs for training and for validation, each in the order of the file. Equal records stay together, and by
     structure so do all records whose structure files have the same content."""
     groups = [pair.identity() if by == "pair" else pair.design.structure.sha256 for pair in pairs]
-    return split_groups(pairs, groups, fraction, seed)
+    parts = split_records(pairs, groups, validation=fraction, seed=seed)
+    return parts.train, parts.validation
 
 
 class ProteinRows:
     """Pairs by index, as a feed reads them. Decoding orders follow from `record`, a number of their own."""
 
-    def __init__(self, pairs: Sequence[ProteinPair], records_file: Path) -> None:
+    def __init__(self, pairs: Sequence[ProteinPair], records_files: Sequence[DataFile]) -> None:
         self.pairs = list(pairs)
         self.lengths = [pair.design.length for pair in self.pairs]
         self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs])
-        self._records_file = DataFile(records_file.resolve())
+        self._records_files = records_files
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -206,9 +200,9 @@ class ProteinRows:
         return dict(row)
 
     def origins(self) -> list[DataFile]:
-        """The file of the records and all structure files."""
+        """The files of the records and all structure files."""
         files = {pair.file.resolve(): pair.design.structure.sha256 for pair in self.pairs}
-        return [self._records_file, *(DataFile(file, sha256=sha256) for file, sha256 in sorted(files.items()))]
+        return [*self._records_files, *(DataFile(file, sha256=sha256) for file, sha256 in sorted(files.items()))]
 
 
 def design_row(design: Design) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, UserError, World, noise
 from samestep.core.paths import expand_home, required_cache_folder
+from samestep.models.model_files import FilesByPurpose
 from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
@@ -19,7 +20,7 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.default_pairs import default_records
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_records, split_pairs
+from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_pairs, split_pairs
 from samestep.train.learner.draws import Draws
 
 _ORDER = noise.purpose("dpo/decoding order")
@@ -37,16 +38,17 @@ class ProteinFamily:
     files_by_default = True
 
     def __init__(self, config: DpoConfig, world: World) -> None:
-        self._config, self._shape, self._noise_level = config, config.model.protein, 0.0
+        self._config, self.shape, self._noise_level = config, config.model.protein, 0.0
         self.first_weights: str | None = None
+        self.files: FilesByPurpose = {}
         if config.model.name is not None or config.model.dir is not None:
             self.first_weights = str(find_weights(config.model.name, config.model.dir))
             file = read_protein_mpnn(self.first_weights)
-            self._shape, self._noise_level = file.config, file.noise_level
+            self.shape, self._noise_level = file.config, file.noise_level
 
     def network(self) -> nn.Module:
         """The network; the runtime draws or reads its weights."""
-        return ProteinMPNN(self._shape)
+        return ProteinMPNN(self.shape)
 
     def pairs(self) -> Pairs:
         """Records of files, or made-up ones."""
@@ -54,14 +56,14 @@ class ProteinFamily:
         read = self._read(data.train or str(_made_up_records(kept_folder() / "default_pairs")))
         if data.validation is None:
             train, held_out = split_pairs(read.pairs, data.validation_fraction, self._config.seed, data.split_by)
-            return Pairs(ProteinRows(train, read.file), ProteinRows(held_out, read.file), read.left_out)
+            return Pairs(ProteinRows(train, read.files), ProteinRows(held_out, read.files))
         other = self._read(data.validation)
-        left_out = "; ".join(filter(None, (read.left_out, other.left_out)))
-        return Pairs(ProteinRows(read.pairs, read.file), ProteinRows(other.pairs, other.file), left_out)
+        return Pairs(ProteinRows(read.pairs, read.files), ProteinRows(other.pairs, other.files))
 
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
-        return read_records(path, data.max_length, data.skip_invalid, kept_folder() / "structures", data.limit)
+        records = data.records(path, data.limit)
+        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures")
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
@@ -109,7 +111,7 @@ class ProteinFamily:
         return {**batch, SAMPLED: drawn.sequence}
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        write_protein_mpnn(path, self._shape, weights, self._noise_level)
+        write_protein_mpnn(path, self.shape, weights, self._noise_level)
 
 
 def alike(log_probs: Tensor) -> Tensor:

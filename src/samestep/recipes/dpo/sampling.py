@@ -16,24 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, noise, pad_rows
+from samestep import GenerationConfig, Trained, UserError, World, noise, pad_rows
 from samestep.core.errors import print_error
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.records import Json, write_atomically, write_json
+from samestep.data.records.reading import leave_out
+from samestep.data.records.rows import Problem
+from samestep.kit.generation import generator_outside
 from samestep.kit.showing import show_lines, show_texts
 from samestep.models.decoding import position_limit
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
 from samestep.recipes.dpo.config import SampleOptions
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
-from samestep.recipes.dpo.families import Problem, leave_out
 from samestep.recipes.dpo.protein_data import PAD, design_row
 from samestep.recipes.dpo.protein_family import kept_folder
 from samestep.recipes.dpo.structures import read_structure
 from samestep.recipes.dpo.task import POLICY
 from samestep.recipes.dpo.text_family import open_text_model
-from samestep.train.learner.draws import Draws
 from samestep.train.trained.batch_inference import complete, my_batches, network_of, say_idle
 
 _SEED = noise.purpose("dpo/decoding seed")
@@ -71,13 +72,11 @@ def complete_prompts(trained: Trained, options: SampleOptions, world: World) -> 
     given: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     how = GenerationConfig(**{name: value for name, value in given.items() if value is not None})
     model = open_text_model(trained.config.model, world)
-    prompts = [
-        model.prompt(({"role": "user", "content": text},) if options.chat else text) for text in requests.prompts
-    ]
+    prompts = [model.begin(({"role": "user", "content": text},) if options.chat else text) for text in requests.prompts]
     network, compute = network_of(trained, POLICY, world.device)
     _check_room(max(map(len, prompts)), how.max_new_tokens, position_limit(network))
-    draws = Draws("dpo/sampled texts", trained.config.seed)
-    generator = LocalGenerator(how, draws, world, model.eos, model.pad, model.forbidden, options.batch_size)
+    seed = trained.config.seed
+    generator = generator_outside(model, "dpo/sampled texts", how, seed, world, options.batch_size)
     found = complete(generator, network, compute, requests.each(prompts), requests.ids())
     return requests.records({"text": model.decode(tokens), "finished": ended} for tokens, ended in found)
 
@@ -141,11 +140,11 @@ def read_designs(options: SampleOptions, max_length: int, skip_invalid: bool) ->
         try:
             found.append((file, _design(file, fields, max_length)))
         except DesignError as problem:
-            problems.append(Problem(number, str(file), problem.about, str(problem)))
+            problems.append(Problem(str(file), str(problem), problem.about, number))
         except UserError as problem:
-            problems.append(Problem(number, str(file), "file", str(problem).rstrip(".")))
+            problems.append(Problem(str(file), str(problem).rstrip("."), "file", number))
     if options.pdb_list is not None:
-        left_out = leave_out(options.pdb_list, problems, len(files), len(found), skip_invalid)
+        left_out = leave_out(options.pdb_list, problems, len(files), skip_invalid)
         if left_out:
             print_error(left_out)
     elif problems:

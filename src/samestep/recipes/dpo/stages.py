@@ -1,20 +1,22 @@
 """What a run does: what is checked before it is recorded, its stages, and the weight files that it leaves."""
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, Metrics, Stage, Tick, UserError, World
-from samestep.core.paths import expand_home
+from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, LanguageModel, Metrics, Stage, Tick, UserError, World
 from samestep.kit.epoch_files import epoch_file
+from samestep.kit.named_model import is_at_hand
 from samestep.models.protein_mpnn_files import read_protein_mpnn
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Family, family_of
 from samestep.recipes.dpo.protein_family import ProteinFamily
-from samestep.recipes.dpo.task import REFERENCE, Preferences, build_dump
-from samestep.recipes.dpo.text_family import TextFamily
+from samestep.recipes.dpo.task import POLICY, REFERENCE, Preferences, build_dump
+from samestep.recipes.dpo.text_family import TextFamily, open_text_model
 from samestep.train.record.config import named_source
 
 BEST = "val/loss"
@@ -30,7 +32,7 @@ def resolve_config(config: DpoConfig) -> DpoConfig:
     """The configuration with its family, if all its records can be used."""
     family = config.family
     if family == "auto":
-        family = family_of(config.data.train) if config.data.train else "protein"
+        family = family_of(config.data.records(config.data.train)) if config.data.train else "protein"
     config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
     _check_settings(config)
     _check_family(config)
@@ -58,7 +60,7 @@ def _check_family(config: DpoConfig) -> None:
     for path in filter(None, (config.data.train, config.data.validation)):
         found = config.family
         with suppress(UserError):  # what is wrong with the file is said where it is read
-            found = family_of(path)
+            found = family_of(config.data.records(path))
         if found != config.family:
             presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
             raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")
@@ -66,9 +68,7 @@ def _check_family(config: DpoConfig) -> None:
 
 def _is_at_hand(config: DpoConfig) -> bool:
     """Whether nothing has to be downloaded for the tokens of the texts; if so, all ranks do it, and then check."""
-    if config.family == "protein" or config.model.dir is not None or config.model.name is None:
-        return True
-    return expand_home(config.model.name).is_dir()
+    return config.family == "protein" or config.model.dir is not None or is_at_hand(config.model.name)
 
 
 def stages(config: DpoConfig) -> list[Stage]:
@@ -104,6 +104,11 @@ def describe(config: DpoConfig) -> dict[str, str]:
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,
     }
+
+
+def language_models(config: DpoConfig) -> dict[str, Callable[[World], LanguageModel]]:
+    """The policy, if it is one."""
+    return {POLICY: partial(open_text_model, config.model)} if config.family == "text" else {}
 
 
 class WeightFiles:

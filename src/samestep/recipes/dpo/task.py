@@ -1,27 +1,24 @@
 """Training: a policy that learns to prefer, against a reference that stays as it was.
 
 The reference's log-probabilities are computed once for all pairs in a stage of their own, or live with every batch.
-What that stage leaves is named by all that it depends on: the pairs with what of them is scored, how log-probabilities
-are taken, and the weights. A stage that trains with it compares that first.
+What that stage leaves has a key: all that it follows from. The stage that trains with it compares that first.
 """
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Bucketed, Dump, Fit, Learner, Metrics, Tick, UserError
-from samestep.core.records import read_object, write_json
+from samestep import ArtifactKey, Batch, Bench, Bucketed, Dump, Fit, Learner, Metrics, Tick
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import DPO, SAMPLED, SFT, Objective, PairLogProbs, first_loss, pair_terms
 from samestep.train.artifacts.array_rows import ArrayRows
-from samestep.train.learner.content_hash import content_hash
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.record.config import named_source
 
@@ -29,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 """The name of the stage, of its artifact, and of the frozen network of a live reference."""
-KEY = "key.json"
 POLICY = "model"
 CHOSEN, REJECTED = "reference_chosen", "reference_rejected"
 Reference = Callable[[Batch], PairLogProbs]
@@ -49,7 +45,7 @@ class Preferences(Fit):
         train: PairRows = pairs.train
         validation: PairRows = pairs.validation
         if config.reference == "cached":
-            (train, validation), reference = read_cached(bench, pairs, policy), cached
+            (train, validation), reference = read_cached(bench, family, pairs, policy), cached
         else:
             reference = live(bench, family, policy)
         order = Bucketed(train.lengths) if config.bucketed else None
@@ -64,8 +60,6 @@ class Preferences(Fit):
         self.family = family
         self._bench, self._objective = bench, objective
         self._draws = bench.draws("dpo/diversity") if objective.diversity_lambda else None
-        if pairs.left_out:
-            bench.screen.print(pairs.left_out)
         bench.screen.print(f"{len(train):,} pairs for training, {len(validation):,} pairs for validation")
 
     def step(self, tick: Tick) -> Metrics:
@@ -162,9 +156,7 @@ def build_dump(bench: Bench, family: Family) -> Dump:
     # Of the policy's name, so that weights that are drawn from the seed are the same.
     source = named_source(config) or family.first_weights
     network = bench.frozen(family.network, name=POLICY, source=source, shard=is_sharded)
-    weights = str(bench.first_launch.of_this_stage()[f"frozen/{POLICY}"])
-    if bench.world.is_main:
-        write_json(bench.artifact(KEY), {**key_of(config, rows), "weights": weights})
+    key = reference_key(bench, family, rows, network.weights_hash())
 
     def compute(batch: Batch) -> dict[str, Tensor]:
         with network.inference() as module:
@@ -173,47 +165,35 @@ def build_dump(bench: Bench, family: Family) -> Dump:
 
     fields: dict[str, tuple[Sequence[int], str]] = {CHOSEN: ((), "float64"), REJECTED: ((), "float64")}
     feed = bench.evaluation_feed(rows, collate=padding(family, bench.world))
-    return Dump(feed, compute, bench.array_artifact(REFERENCE, len(rows), fields))
+    return Dump(feed, compute, bench.array_artifact(REFERENCE, len(rows), fields, key))
 
 
-def key_of(config: DpoConfig, rows: AllRows) -> dict[str, str]:
-    """What cached log-probabilities depend on beside the weights: every row, with what of it is scored, and how."""
-    how = [config.family, config.temperature, config.decoding_order, config.seed]
+def reference_key(bench: Bench, family: Family, rows: AllRows, weights: str | None) -> ArtifactKey:
+    """All that cached log-probabilities follow from: every row, with what of it is scored, how, and the network.
+    Without a hash its weights are not compared. Collective."""
+    config: DpoConfig = bench.config
     digest = hashlib.sha256()
     for number in range(len(rows)):
         for name, value in sorted(rows[number].items()):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.numpy().tobytes())
-    return {"pairs": digest.hexdigest(), "how": json.dumps(how)}
+    how = {"temperature": config.temperature, "decoding order": config.decoding_order, "seed": config.seed}
+    values = {"pairs": digest.hexdigest(), **how, "network": asdict(family.shape)}
+    return ArtifactKey.make(
+        bench.world,
+        "the cached log-probabilities of the reference",
+        values=values if weights is None else {**values, "weights": weights},
+        files=family.files,
+        otherwise="start a new run that computes them, or use reference=live",
+    )
 
 
-def read_cached(bench: Bench, pairs: Pairs, policy: Learner) -> tuple[WithReference, WithReference]:
-    """The rows for training and for validation, with what the stage before left."""
-    _check_key(bench, AllRows(pairs), policy)
-    found = bench.read_array_artifact(REFERENCE, stage=REFERENCE)
-    first = len(pairs.train)
+def read_cached(bench: Bench, family: Family, pairs: Pairs, policy: Learner) -> tuple[WithReference, WithReference]:
+    """The rows for training and for validation, with what the stage before left. Collective."""
+    weights = None if bench.resumed else policy.weights_hash()  # a resumed policy has moved on
+    key = reference_key(bench, family, AllRows(pairs), weights)
+    found, first = bench.read_array_artifact(REFERENCE, REFERENCE, key), len(pairs.train)
     return WithReference(pairs.train, found, 0), WithReference(pairs.validation, found, first)
-
-
-def _check_key(bench: Bench, rows: AllRows, policy: Learner) -> None:
-    """Refuse what was computed for other pairs, in another way or with other weights. Collective."""
-    # A resumed policy has moved on, and adapters have no effect yet.
-    weights = None if bench.resumed or policy.has_adapters else content_hash(policy.weights())
-
-    def check() -> None:
-        if not bench.world.is_main:
-            return
-        known, found = read_object(bench.artifact(KEY, stage=REFERENCE)), key_of(bench.config, rows)
-        if weights is not None:
-            found["weights"] = weights
-        other = [name for name, value in found.items() if known.get(name) != value]
-        if other:
-            raise UserError(
-                f"the cached log-probabilities of the reference in {bench.artifact(REFERENCE, stage=REFERENCE)} were "
-                f"computed with another value of {', '.join(other)}; start a new run, or use reference=live"
-            )
-
-    bench.world.run_on_all_ranks("comparing the cached reference", check)
 
 
 def cached(batch: Batch) -> PairLogProbs:

@@ -9,16 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import noise
+from samestep import UserError, noise
 from samestep.data.data_file import DataFile
-from samestep.data.json_records import BadJson
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
+from samestep.data.records.reading import text_fault
 
 COLUMNS = ("prompt", "chosen", "rejected")
 Chat = tuple[Mapping[str, Any], ...]
 Text = str | Chat
 _WORD = re.compile(r"[A-Za-z]{4,}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _TYPO = noise.purpose("dpo/typo")
 _TYPO_SHARE = 0.5
 
@@ -32,13 +31,6 @@ class TextPair:
     rejected: Text
 
 
-class Fault(NamedTuple):
-    """Why a record cannot be used."""
-
-    about: str
-    text: str
-
-
 class PairTokens(NamedTuple):
     """A pair as tokens; each completion follows the prompt."""
 
@@ -47,19 +39,16 @@ class PairTokens(NamedTuple):
     rejected: list[int]
 
 
-def read_pair(record: Any) -> TextPair | Fault:
-    """The pair of a record, or what is wrong with it. A text beside chats is what the user or the model says."""
-    if not isinstance(record, dict):
-        reason = record.reason if isinstance(record, BadJson) else "it is no JSON object"
-        return Fault("JSON", f"{reason}; write one with {', '.join(COLUMNS)}")
+def read_pair(record: Mapping[str, Any]) -> TextPair:
+    """The pair of a record; raises UserError if it has none. A text beside chats is what the user or the model says."""
     wrong = [f"{name!r} {fault}" for name in COLUMNS if (fault := _fault(record.get(name)))]
     if wrong:
-        return Fault("texts", ", ".join(wrong))
+        raise UserError(", ".join(wrong))
     prompt, chosen, rejected = (record[name] for name in COLUMNS)
     if not all(isinstance(value, str) for value in (prompt, chosen, rejected)):
         prompt, chosen, rejected = _chat(prompt, "user"), _chat(chosen, "assistant"), _chat(rejected, "assistant")
     if chosen == rejected:
-        return Fault("texts", "'chosen' and 'rejected' are the same; give two that differ, or leave the record out")
+        raise UserError("'chosen' and 'rejected' are the same; give two that differ, or leave the record out")
     return TextPair(prompt, chosen, rejected)
 
 
@@ -69,28 +58,17 @@ def _chat(value: str | Sequence[Mapping[str, Any]], role: str) -> Chat:
 
 def _fault(value: Any) -> str:
     """Why a value is neither a text nor a chat; empty if it is one."""
-    if value is None:
-        return "is missing"
-    if isinstance(value, str):
-        return _text_fault(value)
     if not isinstance(value, list):
-        return f"is a {type(value).__name__}, not a text or a list of messages"
+        return text_fault(value)
     if not value:
         return "is empty"
     for message in value:
-        parts: list[Any] = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
-        if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-            return "has a message without a text as 'role' and as 'content'"
-        if fault := next(filter(None, map(_text_fault, parts)), ""):
-            return f"has a message that {fault}"
+        if not isinstance(message, dict):
+            return "has a message that is no object with 'role' and 'content'"
+        for name in ("role", "content"):
+            if fault := text_fault(message.get(name)):
+                return f"has a message whose {name!r} {fault}"
     return ""
-
-
-def _text_fault(text: str) -> str:
-    """JSON can spell half of a character, which no tokenizer takes."""
-    if not text.strip():
-        return "is empty"
-    return "has half of a surrogate pair, which is no character" if _SURROGATE.search(text) else ""
 
 
 def pydoc_pairs() -> Iterator[TextPair]:
@@ -121,9 +99,9 @@ def _with_typos(text: str, number: int) -> str:
 class TextRows:
     """Pairs as tokens."""
 
-    def __init__(self, pairs: Sequence[tuple[int, PairTokens]], origin: DataFile | np.ndarray) -> None:
+    def __init__(self, pairs: Sequence[tuple[int, PairTokens]], origins: Sequence[DataFile | np.ndarray]) -> None:
         """`pairs` have their numbers in all of the run's data."""
-        self._pairs, self._origin = pairs, origin
+        self._pairs, self._origins = pairs, origins
         self.lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for _, pair in pairs]
 
     def __len__(self) -> int:
@@ -137,5 +115,5 @@ class TextRows:
             row[f"is_{name}"] = torch.ones(len(tokens), dtype=torch.bool)
         return row
 
-    def origins(self) -> list[DataFile | np.ndarray]:
-        return [self._origin]
+    def origins(self) -> Sequence[DataFile | np.ndarray]:
+        return self._origins

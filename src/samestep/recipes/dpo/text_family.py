@@ -2,170 +2,42 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
-from samestep import (
-    Batch,
-    CausalConfig,
-    CausalTransformer,
-    Lora,
-    UserError,
-    World,
-    completion_log_probs,
-    open_causal_lm,
-)
-from samestep.core.library_errors import tokenizer_sentence
-from samestep.core.paths import expand_home
+from samestep import Batch, LanguageModel, World, completion_log_probs, open_language_model
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
-from samestep.data.json_records import json_records
-from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.models.causal_folder import CausalFolder
-from samestep.models.hub import resolve_model
+from samestep.data.split import split_records
+from samestep.kit.language_model import without_dropout
 from samestep.models.log_probs import check_padding_free
+from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
-from samestep.recipes.dpo.families import Pairs, Problem, leave_out, split_groups
+from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, Fault, PairTokens, Text, TextPair, TextRows, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, TextPair, TextRows, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws
 
 
-class TextModel(Protocol):
-    """A language model."""
-
-    pad: int
-    """The token that stands where there is none."""
-    limit: int | None
-    """How many tokens a text may have."""
-
-    @property
-    def eos(self) -> Sequence[int]:
-        """The tokens that end a text."""
-
-    @property
-    def forbidden(self) -> Sequence[int]:
-        """Tokens that are never written."""
-
-    def network(self) -> nn.Module:
-        """A network with its first weights."""
-
-    def encode(self, pair: TextPair) -> PairTokens:
-        """The tokens of a pair, ends of texts included."""
-
-    def prompt(self, text: Text) -> list[int]:
-        """The tokens of a prompt, up to where the model goes on."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, without what ends it."""
-
-
-class BuiltInModel:
-    """A small transformer whose tokens are bytes."""
-
-    pad, eos = BYTES.eos, (BYTES.eos,)
-
-    def __init__(self, shape: CausalConfig) -> None:
-        if shape.vocab_size != BYTES.size:
-            raise UserError(f"Leave model.text.vocab_size at {BYTES.size}: the built-in network reads bytes.")
-        self._shape, self._tokenizer = shape, ByteTokenizer()
-        self.limit: int | None = shape.max_sequence_length
-        self.forbidden = BYTES.forbidden(shape.embeddings)
-
-    def network(self) -> nn.Module:
-        return CausalTransformer(self._shape)
-
-    def encode(self, pair: TextPair) -> PairTokens:
-        """Bytes, after the token that begins and before the one that ends a text."""
-        prompt = self.prompt(pair.prompt)
-        chosen, rejected = ([*self._tokenizer.encode(str(text)), BYTES.eos] for text in (pair.chosen, pair.rejected))
-        return PairTokens(prompt, chosen, rejected)
-
-    def prompt(self, text: Text) -> list[int]:
-        if not isinstance(text, str):
-            raise UserError("Name a chat model with base_model_name: the built-in network knows no chats.")
-        assert BYTES.bos is not None
-        return [BYTES.bos, *self._tokenizer.encode(text)]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens)
-
-
-class FolderModel:
-    """A causal model of transformers. Chats go through its template; a text is taken as it is, and ends with EOS.
-
-    A completion begins where the tokens of prompt and completion together leave those of the prompt, which may be a
-    little before the prompt's end: some tokenizers join letters over it.
-    """
-
-    def __init__(self, folder: CausalFolder) -> None:
-        self._folder, self.pad = folder, folder.pad
-        limit = getattr(folder.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self.limit = limit if isinstance(limit, int) else None
-        own = folder.tokenizer.eos_token_id
-        self._end = folder.eos[0] if own is None else int(own)
-        self.eos = tuple(dict.fromkeys((self._end, *folder.eos)))
-        self.forbidden = folder.unused
-
-    def network(self) -> nn.Module:
-        return without_dropout(self._folder.network())
-
-    def encode(self, pair: TextPair) -> PairTokens:
-        prompt = self.prompt(pair.prompt)
-        chosen, rejected = (self._whole(pair.prompt, completion) for completion in (pair.chosen, pair.rejected))
-        shared = min(_shared(prompt, whole) for whole in (chosen, rejected))
-        return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
-
-    def prompt(self, text: Text) -> list[int]:
-        return self._ids(text) if isinstance(text, str) else self._folder.encode_chat(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._folder.decode(tokens)
-
-    def _whole(self, prompt: Text, completion: Text) -> list[int]:
-        if isinstance(prompt, str) or isinstance(completion, str):
-            ids = self._ids(f"{prompt}{completion}")
-            return ids if ids[-1:] == [self._end] else [*ids, self._end]
-        return self._folder.encode_chat([*prompt, *completion], answer=False)
-
-    def _ids(self, text: str) -> list[int]:
-        with tokenizer_sentence(self._folder.path):
-            return list(self._folder.tokenizer(text, verbose=False)["input_ids"])
-
-
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with in common."""
-    return next((place for place, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
-
-
-def without_dropout(network: nn.Module) -> nn.Module:
-    """The network with all its dropout set to 0, also what attention is given as a number, and that of whole layers: a
-    policy that drops and a reference that does not are never the same network."""
-    for module in network.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-    return network
-
-
-def open_text_model(config: ModelConfig, world: World) -> TextModel:
+def open_text_model(config: ModelConfig, world: World) -> LanguageModel:
     """The model that a configuration names. Collective, since it may be downloaded."""
-    name = config.name
-    if config.dir is not None:
-        name = str(Path(config.dir) / name) if name else config.dir
-    if name is None:
-        return BuiltInModel(config.text)
-    # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
-    dtype = "auto" if config.lora_rank else "float32"
-    return FolderModel(open_causal_lm(resolve_model(name, world), dtype=dtype))
+    dtype = config.weights_dtype
+    return open_language_model(config.path, world, shape=config.text, setting="model.text", dtype=dtype)
+
+
+def encode_pair(model: LanguageModel, pair: TextPair) -> PairTokens:
+    """The tokens of a pair, ends of texts included. A completion begins where the tokens of prompt and completion
+    together leave those of the prompt, which may be a little before the prompt's end: some tokenizers join letters over
+    it."""
+    prompt = model.begin(pair.prompt)
+    chosen, rejected = (model.whole(pair.prompt, completion) for completion in (pair.chosen, pair.rejected))
+    shared = sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, zip(prompt, chosen, rejected)))
+    return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
 
 
 @dataclass(frozen=True)
@@ -173,12 +45,11 @@ class _ReadTexts:
     """The pairs of a file that are used, also as tokens."""
 
     pairs: Sequence[tuple[TextPair, PairTokens]]
-    origin: DataFile | np.ndarray
-    left_out: str = ""
+    origins: Sequence[DataFile | np.ndarray]
 
     def rows(self, first: int) -> TextRows:
         """All of them, numbered from `first`."""
-        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origin)
+        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origins)
 
 
 class TextFamily:
@@ -190,14 +61,19 @@ class TextFamily:
 
     def __init__(self, config: DpoConfig, world: World) -> None:
         self._config = config
-        self._model: TextModel = open_text_model(config.model, world)
+        self._model = open_text_model(config.model, world)
+        self.shape = config.model.text
+        self.files: FilesByPurpose = {  # its weights are compared where they are in memory anyway
+            purpose: files for purpose, files in self._model.files.items() if purpose != "weights"
+        }
         self.pad: Mapping[str, float] = dict.fromkeys(COLUMNS, self._model.pad) | {
             f"is_{name}": False for name in COLUMNS
         }
-        self.lora = Lora(rank=config.model.lora_rank) if config.model.lora_rank else None
+        self.lora = config.model.lora
 
     def network(self) -> nn.Module:
-        network = self._model.network()
+        # A policy that drops and a reference that does not are never the same network.
+        network = without_dropout(self._model.network())
         if self._config.padding_free:
             check_padding_free(network)
         return network
@@ -207,61 +83,50 @@ class TextFamily:
         data = self._config.data
         read = self._read(data.train) if data.train is not None else self._read_pydoc()
         if data.validation is None:
-            return Pairs(*self._split(read), left_out=read.left_out)
+            return Pairs(*self._split(read))
         held_out = self._read(data.validation)
-        left_out = "; ".join(filter(None, (read.left_out, held_out.left_out)))
-        return Pairs(read.rows(0), held_out.rows(len(read.pairs)), left_out)
+        return Pairs(read.rows(0), held_out.rows(len(read.pairs)))
 
     def _split(self, read: _ReadTexts) -> tuple[TextRows, TextRows]:
         """Equal records stay together, and by prompt so do all records with the same prompt."""
         data = self._config.data
         groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair, _ in read.pairs]
         numbered = [(number, tokens) for number, (_, tokens) in enumerate(read.pairs)]
-        train, held_out = split_groups(numbered, groups, data.validation_fraction, self._config.seed)
-        return TextRows(train, read.origin), TextRows(held_out, read.origin)
+        parts = split_records(numbered, groups, validation=data.validation_fraction, seed=self._config.seed)
+        return TextRows(parts.train, read.origins), TextRows(parts.validation, read.origins)
 
     def _read_pydoc(self) -> _ReadTexts:
-        encoded = [(pair, self._model.encode(pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
+        encoded = [(pair, encode_pair(self._model, pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
         fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
         content = repr([pair for pair, _ in fitting]).encode("utf-8")
-        return _ReadTexts(fitting, np.frombuffer(content, dtype=np.uint8))
+        return _ReadTexts(fitting, [np.frombuffer(content, dtype=np.uint8)])
 
     def _read(self, path: str) -> _ReadTexts:
-        file, data = expand_home(path), self._config.data
-        pairs: list[tuple[TextPair, PairTokens]] = []
-        problems: list[Problem] = []
-        records = list(json_records(file))[: data.limit]
-        for number, (where, value) in enumerate(records, start=1):
-            found = self._checked(value)
-            if isinstance(found, Fault):
-                problems.append(Problem(number, where, *found))
-            else:
-                pairs.append(found)
-        left_out = leave_out(file, problems, len(records), len(pairs), data.skip_invalid)
-        return _ReadTexts(pairs, DataFile(file.resolve()), left_out)
+        data = self._config.data
+        records = data.records(path, data.limit)
+        records.expect(COLUMNS, lists=COLUMNS)
+        pairs = []
+        for row in records.rows:
+            with records.refusing(row):
+                pair = read_pair(row.values)
+                tokens = encode_pair(self._model, pair)  # a template may refuse a chat
+                if about := self._fault(tokens):
+                    records.refuse(row, about[1], about[0])
+                else:
+                    pairs.append((pair, tokens))
+        records.check(data.skip_invalid)
+        return _ReadTexts(pairs, records.origins())
 
-    def _checked(self, value: Any) -> tuple[TextPair, PairTokens] | Fault:
-        pair = read_pair(value)
-        if isinstance(pair, Fault):
-            return pair
-        try:
-            tokens = self._model.encode(pair)
-        except UserError as problem:  # such as a chat that the template refuses
-            return Fault("chat", str(problem).rstrip("."))
-        return self._fault(tokens) or (pair, tokens)
-
-    def _fault(self, pair: PairTokens) -> Fault | None:
-        """Why a pair cannot be trained on."""
+    def _fault(self, pair: PairTokens) -> tuple[str, str] | None:
+        """Why a pair cannot be trained on: in a word, and in a sentence."""
         longest = len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
         limits = [self._config.data.max_length, self._model.limit]
         limit = min(number for number in limits if number is not None)
         if longest > limit:
-            return Fault(
-                "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
-            )
+            return "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
         if not pair.prompt or not pair.chosen or not pair.rejected:
-            return Fault("tokens", "its prompt or one of its completions has no token; give it some text")
-        return Fault("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
+            return "tokens", "its prompt or one of its completions has no token; give it some text"
+        return ("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both completions of each row after its prompt, in one call of the network."""

@@ -20,7 +20,7 @@ from samestep.core.config import paths_of
 from samestep.recipes.gan.compare import CompareOptions, compare
 from samestep.recipes.gan.comparison_results import show_comparison
 from samestep.recipes.gan.config import NO_EFFECT, PRESETS, GanConfig, resolve_config
-from samestep.recipes.gan.players import build_networks
+from samestep.recipes.gan.players import build_networks, language_models
 from samestep.recipes.gan.sampling import SampleOptions, generate
 from samestep.recipes.gan.stages import describe, stages
 
@@ -53,6 +53,7 @@ recipe = Recipe(
     resolve=resolve_config,
     describe=describe,
     networks=build_networks,
+    language_models=language_models,
     sample=Verb(generate, SampleOptions, aliases=_WRITING),
     evaluate=Verb(compare, CompareOptions, aliases=_WRITING, show=show_comparison, second="against"),
 )

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep import GenerationConfig, Trained, UserError, World, open_causal_lm
+from samestep import CausalConfig, GenerationConfig, LanguageModel, Trained, UserError, World, open_language_model
+from samestep.kit.generation import generator_outside
 from samestep.models.decoding import position_limit
-from samestep.models.hub import resolve_model
 from samestep.models.log_probs import last_logits
 from samestep.parallel.precision import autocast
 from samestep.recipes.gan.config import GanConfig
@@ -32,7 +32,7 @@ from samestep.recipes.gan.judges import (
     read_answer,
     with_instruction,
 )
-from samestep.recipes.gan.players import FolderPlayer, Player, generator_without_stage, open_player
+from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import JUDGE
 from samestep.train.trained.batch_inference import in_order, my_batches, network_of
 
@@ -98,7 +98,7 @@ class LocalJudge:
     """A language model in this process."""
 
     name: str
-    player: Player
+    player: LanguageModel
     network: Callable[[], tuple[nn.Module, torch.dtype | None]]
     """Loads it; with the type that it computes in where that is not the type of its weights."""
     config: JudgeConfig
@@ -156,7 +156,7 @@ class LocalJudge:
         """All ranks take part, also one without pairs."""
         how = GenerationConfig(max_new_tokens=self.config.answer_tokens, temperature=0.0)
         player, rows = self.player, self.settings.rows
-        generate = generator_without_stage(player, "gan/compare/judge", how, 0, self.world, rows)
+        generate = generator_outside(player, "gan/compare/judge", how, 0, self.world, rows)
         ids = torch.zeros(len(pairs), 2, dtype=torch.int64)  # the likeliest tokens need no noise
         texts = [player.decode(tokens) for tokens in generate(network, pairs, ids, step=0).to_lists()]
         return [Answer(read_answer(text), text=text) for text in texts]
@@ -238,12 +238,13 @@ def run_judge(trained: Trained, settings: JudgeSettings, world: World) -> LocalJ
 
 
 def model_judge(name: str, settings: JudgeSettings, world: World) -> LocalJudge:
-    """A language model in a folder or of the Hub. Collective, since it may be downloaded."""
+    """A language model in a folder, of the Hub or of a run. Collective, since it may be downloaded."""
     # On a CPU many operations are slow or missing in the smaller types.
-    folder = open_causal_lm(resolve_model(name, world), dtype="float32" if world.device.type == "cpu" else "auto")
+    dtype = "float32" if world.device.type == "cpu" else "auto"
+    model = open_language_model(name, world, shape=CausalConfig(), dtype=dtype)
 
     def network() -> tuple[nn.Module, None]:
-        return folder.network().to(world.device).eval(), None
+        return model.network().to(world.device).eval(), None
 
     shown = Path(name).resolve().name if Path(name).exists() else name
-    return LocalJudge(shown, FolderPlayer(folder), network, settings.of(JudgeConfig()), settings, world)
+    return LocalJudge(shown, model, network, settings.of(JudgeConfig()), settings, world)

@@ -8,6 +8,8 @@ from typing import Any
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.records.reading import only_for_records
+from samestep.kit.model_settings import without_effect
 from samestep.recipes.gan.data import DataConfig, load
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
@@ -39,7 +41,7 @@ class GanConfig(Config):
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts, and what people wrote for them."""
     model_name: str | None = None
-    """The model of both players, where they name none of their own: a folder, or org/name of the Hub."""
+    """The model of both players, where they name none of their own: a folder, org/name of the Hub, or a run."""
     generator: PlayerConfig = field(default_factory=PlayerConfig)
     """The model that writes."""
     judge: PlayerConfig = field(default_factory=PlayerConfig)
@@ -199,6 +201,7 @@ def resolve_config(config: GanConfig) -> GanConfig:
 
 
 NO_EFFECT = (
+    only_for_records(lambda c: c.data.path is None),
     NoEffect(
         ("judging.answer_tokens", "judging.temperature", "judging.unparsed_fools"),
         lambda c: c.judging.mode == "verdict",
@@ -245,16 +248,10 @@ NO_EFFECT = (
         lambda c: not c.benchmark.size and not c.mle_epochs,
         "there is no benchmark to run; set benchmark.size, or leave it out",
     ),
-    NoEffect(
-        "generator.network.*",
-        lambda c: bool(c.generator.model or c.model_name),
-        "it is the shape of the built-in network, and a model is named; leave out one of the two",
+    *without_effect(
+        "generator", lambda c: c.generator, lambda c: bool(c.generator.model or c.model_name), shape="network"
     ),
-    NoEffect(
-        "judge.network.*",
-        lambda c: bool(c.judge.model or c.model_name),
-        "it is the shape of the built-in network, and a model is named; leave out one of the two",
-    ),
+    *without_effect("judge", lambda c: c.judge, lambda c: bool(c.judge.model or c.model_name), shape="network"),
     NoEffect(
         "model_name",
         lambda c: bool(c.generator.model and c.judge.model),

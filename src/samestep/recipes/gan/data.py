@@ -18,12 +18,12 @@ from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Bounds, Count, PartialShare
-from samestep.core.config.checked import CheckedConfig
-from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
-from samestep.data.prepared.split import ByDocument
-from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
-from samestep.data.table_files import read_table
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
+from samestep.data.records.reading import RecordsConfig, find_files
+from samestep.data.split import split_records
+
+Origin = DataFile | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """The training data."""
 
     path: str | None = None
-    """A .csv or .jsonl file; null is the English text that comes with Python (`pydoc_data.topics`)."""
+    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet); null is the English text that comes with
+    Python (`pydoc_data.topics`)."""
     domain: str | None = None
     """The kind of text, such as stories or proofs; null: found by the columns of the file."""
     min_story_length: Count = 1
@@ -162,9 +163,9 @@ class Record:
 class TextRows:
     """Records by index, as a feed reads them; `of_batch` gives the texts of a batch."""
 
-    def __init__(self, records: Sequence[Record], groups: Sequence[str], origin: DataFile | np.ndarray) -> None:
+    def __init__(self, records: Sequence[Record], groups: Sequence[str], origins: Sequence[Origin]) -> None:
         self.records, self.groups = records, groups
-        self._origin = origin
+        self._origins = origins
 
     def __len__(self) -> int:
         return len(self.records)
@@ -177,9 +178,9 @@ class TextRows:
         """The records of the rows of a batch, by the `ids` that a feed gives it."""
         return [self.records[index] for index in ids[:, 1].tolist()]
 
-    def origins(self) -> list[DataFile | np.ndarray]:
+    def origins(self) -> Sequence[Origin]:
         """Where the texts come from, for the comparison of a resumed run."""
-        return [self._origin]
+        return self._origins
 
 
 @dataclass(frozen=True)
@@ -203,33 +204,31 @@ def load(config: DataConfig, seed: int) -> Texts:
     return _load(config, seed, _version(config.path))
 
 
-def _version(path: str | None) -> tuple[int, ...] | None:
-    try:
-        found = expand_home(path).stat() if path else None
-    except OSError:  # which reading it explains
-        return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+def _version(path: str | None) -> tuple[tuple[int, ...], ...]:
+    found = [file.stat() for file in find_files(path)] if path else []
+    return tuple((stat.st_ino, stat.st_size, stat.st_ctime_ns) for stat in found)
 
 
 @lru_cache(maxsize=1)
-def _load(config: DataConfig, seed: int, version: tuple[int, ...] | None) -> Texts:
-    origin: DataFile | np.ndarray
+def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -> Texts:
+    origins: Sequence[Origin]
     if config.path is None:
         if config.domain not in (None, PYDOC.name):
             raise UserError(f"Name the file with data.path; data.domain={config.domain} is not that of Python's text.")
-        name, domain, records = "pydoc_data.topics", PYDOC, list(_pydoc_records())
-        origin = np.frombuffer("\0".join(r.prompt + r.human for r in records).encode("utf-8"), dtype=np.uint8)
+        name, domain, records = BUILT_IN_TEXT, PYDOC, list(_pydoc_records())
+        origins = [np.frombuffer("\0".join(r.prompt + r.human for r in records).encode("utf-8"), dtype=np.uint8)]
     else:
-        name = config.path
-        table = read_table(name)
-        domain = find_domain(table.columns, name, config.domain)
-        texts = [table.texts(row, domain.columns) for row in table.rows]
-        table.check()
+        name, read = config.path, config.records(config.path)
+        domain, origins = find_domain(read.columns, name, config.domain), read.origins()
+        read.expect(domain.columns)
+        texts = [read.texts(row, domain.columns) for row in read.rows]
+        read.check(config.skip_invalid)
         records = [Record(domain.prompt(row), row[domain.human_field], domain.group(row)) for row in texts if row]
-        origin = DataFile(table.file.resolve())
     kept, selection = _select(records, config, f"{name} ({domain.name})")
     groups = sorted({record.group for record in kept})
-    train, validation = (TextRows(part, groups, origin) for part in _split(kept, config.validation_fraction, seed))
+    # Records with the same human text stay together.
+    parts = split_records(kept, [record.human for record in kept], validation=config.validation_fraction, seed=seed)
+    train, validation = (TextRows(part, groups, origins) for part in (parts.train, parts.validation))
     return Texts(name, domain, train, validation, selection)
 
 
@@ -261,14 +260,3 @@ def _select(records: Sequence[Record], config: DataConfig, name: str) -> tuple[l
     if len(kept) < 2:
         raise UserError(f"Give at least two records, or change data.min_story_length or max_story_length; {sentence}.")
     return kept, sentence
-
-
-def _split(records: Sequence[Record], fraction: float, seed: int) -> tuple[list[Record], list[Record]]:
-    """Records for training and for validation. Those with the same human text stay together."""
-    numbers: dict[str, int] = {}
-    documents = [numbers.setdefault(record.human, len(numbers)) for record in records]
-    split = ByDocument(len(numbers), fraction, seed)
-    parts: dict[str, list[Record]] = {"train": [], "validation": []}
-    for record, document in zip(records, documents):
-        parts[split.region(document)].append(record)
-    return parts["train"], parts["validation"]

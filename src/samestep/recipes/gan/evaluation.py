@@ -28,6 +28,7 @@ from samestep import (
     Batch,
     Bench,
     GenerationConfig,
+    LanguageModel,
     Learner,
     Tick,
     UserError,
@@ -38,8 +39,9 @@ from samestep import (
 from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.pages.tables import Table
+from samestep.kit.generation import generator_in_stage
 from samestep.recipes.gan.data import Record, TextRows
-from samestep.recipes.gan.players import HumanTexts, Player, count_nats, generator_of, human_nats
+from samestep.recipes.gan.players import HumanTexts, count_nats, human_nats
 
 logger = logging.getLogger(__name__)
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -259,7 +261,7 @@ class Baseline:
         self._lengths.copy_(written["lengths"])
         self.nats = nats
 
-    def texts(self, player: Player) -> list[str]:
+    def texts(self, player: LanguageModel) -> list[str]:
         return _decoded({"tokens": self._tokens, "lengths": self._lengths}, player)
 
     def state_dict(self) -> dict[str, Any]:
@@ -274,7 +276,7 @@ class Benchmark:
     """Measures a generator and a judge on the same records again and again."""
 
     def __init__(
-        self, bench: Bench, rows: TextRows, writer: Player, generator: Learner, judge: Learner, judged: Judged
+        self, bench: Bench, rows: TextRows, writer: LanguageModel, generator: Learner, judge: Learner, judged: Judged
     ) -> None:
         self._bench, self._config = bench, bench.config.benchmark
         self._rows, self._writer = _chosen_rows(bench, rows, self._config.size), writer
@@ -282,7 +284,7 @@ class Benchmark:
         writing: GenerationConfig = bench.config.writing
         humans = HumanTexts(self._rows, writer, generator.module, writing.max_new_tokens)
         self._feed = bench.evaluation_feed(humans, count=count_nats, pad=humans.pad)
-        self._write = generator_of(bench, writer, "gan/benchmark", writing, in_step=False)
+        self._write = generator_in_stage(bench, writer, "gan/benchmark", writing, in_step=False)
         self.baseline = Baseline(len(self._rows), writing.max_new_tokens)
         # Cut as completions are: longer texts have fewer different words by themselves.
         cut = [writer.encode(record.human)[: writing.max_new_tokens] for record in self._rows.records]
@@ -393,7 +395,7 @@ def _wins(verdicts: Verdicts) -> MetricValues:
     return {"win_rate": found.rate, **interval, "failures": verdicts.failures}
 
 
-def _decoded(written: Mapping[str, Tensor], player: Player) -> list[str]:
+def _decoded(written: Mapping[str, Tensor], player: LanguageModel) -> list[str]:
     rows = zip(written["tokens"].tolist(), written["lengths"].tolist(), strict=True)
     return [player.decode(tokens[:length]) for tokens, length in rows]
 
@@ -403,5 +405,5 @@ def _chosen_rows(bench: Bench, rows: TextRows, size: int) -> TextRows:
     if len(rows) < size:
         bench.screen.print(f"benchmark.size={size}: the benchmark has all {len(rows)} records kept for validation")
     size = min(size, len(rows))
-    (origin,) = rows.origins()
-    return TextRows([rows.records[number * len(rows) // size] for number in range(size)], rows.groups, origin)
+    chosen = [rows.records[number * len(rows) // size] for number in range(size)]
+    return TextRows(chosen, rows.groups, rows.origins())

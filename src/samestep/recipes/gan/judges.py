@@ -20,12 +20,22 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, GenerationConfig, LocalGenerator, UserError, completion_log_probs, policy
+from samestep import (
+    Batch,
+    Bench,
+    GenerationConfig,
+    LanguageModel,
+    LocalGenerator,
+    UserError,
+    completion_log_probs,
+    policy,
+)
 from samestep.core.config.bounds import Count, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.kit.generation import generator_in_stage
 from samestep.models.decoding import left_pad
 from samestep.models.log_probs import last_logits
-from samestep.recipes.gan.players import Player, generator_of
+from samestep.models.wide import wide
 
 Encode = Callable[[str], Sequence[int]]
 Mode = Literal["verdict", "generative"]
@@ -172,7 +182,7 @@ class Judge(Protocol):
         """What each row weighs in the loss: 1 or the tokens written where the pair was shown, else 0."""
 
 
-def make_judge(bench: Bench, config: JudgeConfig, reader: Player) -> Judge:
+def make_judge(bench: Bench, config: JudgeConfig, reader: LanguageModel) -> Judge:
     """The judge that a configuration asks for."""
     return (GenerativeJudge if config.mode == "generative" else VerdictJudge)(bench, config, reader)
 
@@ -180,7 +190,7 @@ def make_judge(bench: Bench, config: JudgeConfig, reader: Player) -> Judge:
 class VerdictJudge:
     """One look at a pair: the odds of the answers 1 and 2, of these two alone."""
 
-    def __init__(self, bench: Bench, config: JudgeConfig, reader: Player) -> None:
+    def __init__(self, bench: Bench, config: JudgeConfig, reader: LanguageModel) -> None:
         self._config, self._pad = config, reader.pad
         self._device, self._draws = bench.world.device, bench.draws("gan/verdict")
         self._answers = torch.tensor(answer_tokens(reader.encode), device=self._device)
@@ -205,7 +215,7 @@ class VerdictJudge:
     def log_odds(self, network: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
         """[rows, 2], of the answers 1 and 2."""
         both = last_logits(network, rows["pair"], rows["is_pair"])[:, self._answers]
-        return both.to(torch.promote_types(both.dtype, torch.float32)).log_softmax(1)
+        return wide(both).log_softmax(1)
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Cross-entropy of the right answer, or the policy gradient of the one that was drawn."""
@@ -222,7 +232,7 @@ class VerdictJudge:
 class GenerativeJudge:
     """Writes its reasons and an answer in a box; learns by policy gradient from having been right."""
 
-    def __init__(self, bench: Bench, config: JudgeConfig, reader: Player) -> None:
+    def __init__(self, bench: Bench, config: JudgeConfig, reader: LanguageModel) -> None:
         self._bench, self._config, self._reader, self._device = bench, config, reader, bench.world.device
         self._writing = GenerationConfig(max_new_tokens=config.answer_tokens, temperature=config.temperature)
         self._generators: dict[int | None, LocalGenerator] = {}
@@ -247,7 +257,7 @@ class GenerativeJudge:
         """Another turn of the same step may have the same sample, which must not be judged with the same noise."""
         if turn not in self._generators:
             purpose = f"gan/judge/{'benchmark' if turn is None else turn}"
-            self._generators[turn] = generator_of(
+            self._generators[turn] = generator_in_stage(
                 self._bench, self._reader, purpose, self._writing, in_step=turn is not None
             )
         return self._generators[turn]

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Learner, completion_log_probs, noise, policy
+from samestep import Batch, Bench, LanguageModel, Learner, completion_log_probs, noise, policy
+from samestep.kit.generation import generator_in_stage
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.judges import Judge, Pair, PairWriter, padded
-from samestep.recipes.gan.players import Player, PromptWriter, generator_of
+from samestep.recipes.gan.players import PromptWriter
 
 _ORDER = noise.purpose("gan/order")
 SHOWN = 4
@@ -48,8 +49,8 @@ class Rollouts:
     rows: TextRows
     generator: Learner
     judge: Learner
-    writer: Player
-    reader: Player
+    writer: LanguageModel
+    reader: LanguageModel
     judging: Judge
     reference: Callable[[], AbstractContextManager[nn.Module]] | None = None
     """Around the use of the network that the generator may not move too far from."""
@@ -66,7 +67,7 @@ class Rollouts:
         )
         # Another turn of the same step may have the same sample, which must not be written the same.
         self._write = [
-            generator_of(self.bench, self.writer, f"gan/write/{turn}", self._config.writing)
+            generator_in_stage(self.bench, self.writer, f"gan/write/{turn}", self._config.writing)
             for turn in range(self._config.judge_steps)
         ]
 
@@ -120,8 +121,8 @@ class Rollouts:
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
     ) -> dict[str, Tensor]:
         """The human texts, cut to the length that a completion may have, and both texts' log-probabilities now."""
-        limit, end = self._config.writing.max_new_tokens, list(self.writer.eos[:1])
-        found = self._padded("human", [[*self.writer.encode(record.human), *end][:limit] for record in records])
+        limit, end = self._config.writing.max_new_tokens, self.writer.answer_end
+        found = self._padded("human", [[*self.writer.encode(record.human), end][:limit] for record in records])
         human = self.log_probs(network, {**rows, **found}, "human")
         own = self.log_probs(network, rows)
         return {**found, "human_before": human.sum(1), "own_before": own.sum(1)}

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from samestep import Trained, World
 from samestep.core.records import Json
+from samestep.kit.generation import generator_outside
 from samestep.kit.prompts import PromptOptions
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
-from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
+from samestep.recipes.gan.players import PromptWriter, open_player
 from samestep.recipes.gan.task import GENERATOR
 from samestep.train.trained.batch_inference import complete, network_of
 
@@ -39,7 +40,7 @@ def complete_prompts(
     network, compute = network_of(trained, GENERATOR, world.device)
     write_prompt = PromptWriter(player, position_limit(network), how.writing.max_new_tokens)
     prompts = [write_prompt(text) for text in texts]
-    generator = generator_without_stage(player, purpose, how.writing, how.seed, world, how.batch_size)
+    generator = generator_outside(player, purpose, how.writing, how.seed, world, how.batch_size)
     found = complete(generator, network, compute, [prompt.tokens for prompt in prompts], ids)
     texts = [player.decode(tokens) for tokens, _ in found]
     return Written(texts, [not ended for _, ended in found], sum(prompt.is_cut for prompt in prompts))
@@ -63,4 +64,5 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     requests = options.requests(held_out)
     prompts = requests.each(requests.prompts)
     written = complete_prompts(trained, config, "gan/sample", prompts, requests.ids(), world)
-    return requests.records({"text": text} for text in written.texts)
+    found = zip(written.texts, written.cut, strict=True)
+    return requests.records({"text": text, "finished": not cut} for text, cut in found)

@@ -3,7 +3,7 @@
 To be read in this order:
 
 config.py, presets.py   settings; named sets of them, and those that have no effect beside others
-language_model.py       the frozen model and its tokenizer
+language_model.py       the frozen model
 texts.py                documents in pieces, their tokens, and the built-in model that is trained on them
 activations.py          which activations there are; activations on disk
 parts.py, writing.py    what decoder and encoder are made of; the decoder's texts
@@ -22,7 +22,7 @@ from samestep.recipes.lens.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.lens.presets import NO_EFFECT, PRESETS
 from samestep.recipes.lens.sampling import SampleOptions, explain_texts
 from samestep.recipes.lens.stages import describe, resolve_config, stages
-from samestep.recipes.lens.task import build_networks
+from samestep.recipes.lens.task import build_networks, language_models
 
 __all__ = ["LensConfig", "recipe"]
 
@@ -35,6 +35,7 @@ recipe = Recipe(
     describe=describe,
     resolve=resolve_config,
     networks=build_networks,
+    language_models=language_models,
     sample=Verb(explain_texts, SampleOptions, show=show_lines),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
 )

@@ -4,11 +4,10 @@ Sample i is one token of one text, and has another sample beside it. All of it i
 sample's number, so that activations that are dumped and activations that are computed with every batch are the same
 ones.
 
-What the stage leaves is named by all that it depends on: the model and its weights, the layer, the tokenizer, the texts
-and the positions. Whoever trains with it compares that first.
+What the stage leaves has a key: all that it follows from. Whoever trains with it compares the model with that first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Dump, Mixed, Trained, UserError, World, noise
+from samestep import ArtifactKey, Batch, Bench, Dump, LanguageModel, Mixed, Trained, UserError, World, noise
 from samestep.core.paths import expand_home
-from samestep.core.records import expected_content, read_object, write_atomically, write_json
+from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import ActivationDumper, LensConfig
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model
-from samestep.recipes.lens.texts import PRETOKENIZE, PRETRAIN, TEXTS_KEY, TOKENS, TRAIN, VALIDATION, WEIGHTS, TokenRows
-from samestep.train.artifacts.array_format import LAYOUT
+from samestep.recipes.lens.language_model import open_model
+from samestep.recipes.lens.texts import PRETOKENIZE, PRETRAIN, TOKENS, TRAIN, VALIDATION, WEIGHTS, tokens_key
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
-from samestep.train.learner.content_hash import content_hash
 from samestep.train.record.run_record import run_path
 
 _POSITION = noise.purpose("lens/position")
 _OTHER = noise.purpose("lens/other")
 DUMP = "dump"
 """The stage."""
-ACTIVATIONS, DUMP_KEY, HASH = "activations", "key.json", "model.hash"
-"""What it leaves. The hash of the weights is a file of its own: `samestep verify` compares JSON files at several
-numbers of ranks, and the weights of a model that was trained at another number differ in their last bits."""
+ACTIVATIONS = "activations"
+"""What it leaves."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,9 @@ class Region:
     samples: int
 
 
-def regions_of(config: ActivationDumper, key: dict[str, Any]) -> dict[str, Region]:
-    """Both parts; `key` says how many texts each has."""
-    train, validation = int(key[TRAIN]), int(key[VALIDATION])
+def regions_of(config: ActivationDumper, tokens: Mapping[str, Json]) -> dict[str, Region]:
+    """Both parts; `tokens` says how many texts each has."""
+    train, validation = int(tokens[TRAIN]), int(tokens[VALIDATION])
     return {
         TRAIN: Region(0, 0, train, config.num_samples or train),
         VALIDATION: Region(1, train, validation, config.validation_samples or validation),
@@ -111,30 +107,28 @@ class ActivationRows:
     validation: Any
 
 
-def live_rows(tokens: TokenRows, config: LensConfig) -> ActivationRows:
+def live_rows(tokens: ArrayRows, config: LensConfig) -> ActivationRows:
     """Texts, from which activations are computed with every batch."""
     dumper = config.activation_dumper
-    regions = regions_of(dumper, tokens.key)
-    return ActivationRows(
-        *(SampleRows(tokens.rows, regions[name], dumper, config.seed) for name in (TRAIN, VALIDATION))
-    )
+    regions = regions_of(dumper, tokens.inputs)
+    return ActivationRows(*(SampleRows(tokens, regions[name], dumper, config.seed) for name in (TRAIN, VALIDATION)))
 
 
 def frozen_model(bench: Bench) -> LanguageModel:
     """The language model, with the weights that the first stage trained if it is the built-in one. Collective."""
     source = dump_folder(bench.config)
     weights = trained_beside(source) if source else bench.artifact(WEIGHTS, stage=PRETRAIN)
-    return open_language_model(bench.config, bench.world, weights)
+    return open_model(bench.config, bench.world, weights)
 
 
 def model_of(trained: Trained, world: World) -> LanguageModel:
     """The language model of a trained network. Collective."""
     config: LensConfig = trained.config
     if config.model_name is not None or trained.run is None:  # an exported network has the weights itself
-        return open_language_model(config, world)
+        return open_model(config, world)
     source = dump_folder(config)
-    weights = trained_beside(source) if source else _artifacts(trained, PRETRAIN) / WEIGHTS
-    return open_language_model(config, world, weights)
+    weights = trained_beside(source) if source else trained.run.artifacts(PRETRAIN) / WEIGHTS
+    return open_model(config, world, weights)
 
 
 def dump_folder(config: LensConfig) -> Path | None:
@@ -150,12 +144,6 @@ def dump_folder(config: LensConfig) -> Path | None:
 def trained_beside(dump: Path) -> Path:
     """Where the run that wrote a dump has the weights of its built-in model."""
     return dump.parent / PRETRAIN / WEIGHTS
-
-
-def _artifacts(trained: Trained, stage: str) -> Path:
-    if trained.run is None:
-        raise UserError(f"Name the run, or a checkpoint in it, instead of {trained.source}: what it read is there.")
-    return trained.run.artifacts(stage)
 
 
 class ActivationReader(nn.Module):
@@ -178,16 +166,14 @@ def build_dump(bench: Bench) -> Dump:
     """A and A' of all samples: those for training first."""
     config: LensConfig = bench.config
     language_model, dumper = frozen_model(bench), config.activation_dumper
-    tokens = TokenRows.open(bench)
+    tokens = _open_tokens(bench, language_model)
     parts = live_rows(tokens, config)
     rows = Mixed([parts.train, parts.validation], [1.0, 1.0])  # one after the other: nothing is drawn
     reader = ActivationReader(language_model.network(), config.layer_l)
-    if bench.world.is_main:
-        chosen = {"seed": config.seed, "positions": dumper.position, "min_position": dumper.min_position}
-        stored = {"texts": tokens.key["texts"], "seq_len": dumper.seq_len, "dtype": dumper.dtype}
-        counts = {TRAIN: len(parts.train), VALIDATION: len(parts.validation)}
-        write_json(bench.artifact(DUMP_KEY), {**key_of(config, language_model), **chosen, **stored, **counts})
-        write_atomically(bench.artifact(HASH), weights_hash(reader.model))
+    chosen = {"seed": config.seed, "positions": [dumper.position, dumper.min_position], "texts": tokens.inputs["texts"]}
+    stored = {"model": language_model.name, "seq_len": dumper.seq_len, "dtype": dumper.dtype}
+    counts = {TRAIN: len(parts.train), VALIDATION: len(parts.validation)}
+    key = activations_key(bench.world, config, language_model, {**chosen, **stored, **counts})
     model = bench.frozen(reader, name="model", shard=config.distributed.strategy == "fsdp")
     bench.screen.print(f"{len(rows):,} activations of {reader.width} numbers, of layer {config.layer_l}")
 
@@ -206,17 +192,20 @@ def build_dump(bench: Bench) -> Dump:
         "position": ((), "int32"),
         "layer": ((), "int16"),
     }
-    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(ACTIVATIONS, len(rows), fields))
+    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(ACTIVATIONS, len(rows), fields, key))
 
 
-def key_of(config: LensConfig, model: LanguageModel) -> dict[str, Any]:
-    """What whoever trains with a dump must have too, beside the weights."""
-    return {"model": model.name, "layer": config.layer_l, "tokenizer": model.tokenizer_digest}
-
-
-def weights_hash(model: nn.Module) -> str:
-    """A hash of a model's weights, before they are put on a device."""
-    return content_hash(model.state_dict())
+def activations_key(
+    world: World, config: LensConfig, model: LanguageModel, more: Mapping[str, Any] | None = None
+) -> ArtifactKey:
+    """What whoever trains with activations must have too; `more` is what they follow from beside. Collective."""
+    return ArtifactKey.make(
+        world,
+        "the activations",
+        values={"layer": config.layer_l, "weight type": model.dtype, **(more or {})},
+        files=model.files,
+        otherwise="dump them again in a new run, or name another dump",
+    )
 
 
 class DumpedRows:
@@ -241,71 +230,56 @@ class DumpedRows:
         return self._rows.origins()
 
 
-def dumped_rows(rows: ArrayRows, key: dict[str, Any]) -> ActivationRows:
+def dumped_rows(rows: ArrayRows) -> ActivationRows:
     """Those for training and those for validation."""
-    edge, validation = int(key[TRAIN]), int(key[VALIDATION])
+    edge, validation = int(rows.inputs[TRAIN]), int(rows.inputs[VALIDATION])
     if edge + validation != len(rows):
         raise UserError(
-            f"Dump again: the {DUMP_KEY} of the dump says {edge} and {validation} activations for training and "
-            f"validation, and it has {len(rows)}."
+            f"Dump again: the key of the dump says {edge} and {validation} activations for training and validation, "
+            f"and it has {len(rows)}."
         )
     return ActivationRows(DumpedRows(rows, 0, edge), DumpedRows(rows, edge, len(rows)))
 
 
-def read_key(folder: Path) -> dict[str, Any]:
-    """What a dump depends on; refuses a folder without one, or with a part of one."""
-    if not (folder / DUMP_KEY).is_file():
-        raise UserError(f"Set activation_dumper.source to a run that dumped activations; {folder} holds no dump.")
-    if not (folder / ACTIVATIONS / LAYOUT).is_file() or not (folder / HASH).is_file():
+def dump_inputs(folder: Path) -> Mapping[str, Json]:
+    """What a dump was computed with; refuses a folder without one, or with a part of one."""
+    key = ArtifactKey.read(folder / ACTIVATIONS)
+    if key is not None:
+        return key.values
+    if any(folder.glob(f"*{ACTIVATIONS}*")):
         raise UserError(
             f"Finish the dump in {folder} first, by resuming the run that writes it: it is only a part of one."
         )
-    return read_object(folder / DUMP_KEY)
+    raise UserError(f"Set activation_dumper.source to a run that dumped activations; {folder} holds no dump.")
 
 
-def refuse_other(folder: Path, key: dict[str, Any], wanted: dict[str, Any], weights: str | None) -> None:
-    """Refuse a dump of another model, layer or tokenizer; without a hash of the weights, they are not compared."""
-    for name, value in wanted.items():
-        if key.get(name) != value and name != "model":
-            shown = f" ({key.get(name)} instead of {value})" if name == "layer" else ""
-            raise UserError(f"Dump again, or name another dump: that in {folder} is of another {name}{shown}.")
-    if weights is not None and (folder / HASH).read_text().strip() != weights:
-        raise UserError(
-            f"Dump again, or name another dump: that in {folder} is of another model ({key.get('model')} with other "
-            f"weights than {wanted['model']} has now)."
-        )
+def _open_tokens(bench: Bench, model: LanguageModel) -> ArrayRows:
+    """What the stage before left, if it is of this tokenizer. Collective."""
+    return bench.read_array_artifact(TOKENS, PRETOKENIZE, tokens_key(bench.world, bench.config, model))
 
 
-def open_activations(bench: Bench, model: LanguageModel, weights: str) -> ActivationRows:
+def open_activations(bench: Bench, model: LanguageModel) -> ActivationRows:
     """Computed with every batch, or of the dump of this run or the one that the configuration names, which is refused
-    if it is of another model. `weights` is the hash of those of this model, on rank 0. Collective."""
-    if bench.config.activation_dumper.mode == "live":
-        return live_rows(TokenRows.open(bench), bench.config)
-    folder = dump_folder(bench.config) or bench.artifact(DUMP_KEY, stage=DUMP).parent
-
-    def check() -> Any:
-        if not bench.world.is_main:
-            return None
-        key = read_key(folder)
-        refuse_other(folder, key, key_of(bench.config, model), weights)
-        return key
-
-    key = bench.world.run_on_all_ranks(f"comparing the dump in {folder}", check)[0]
-    return dumped_rows(open_array_rows(folder / ACTIVATIONS, bench.world, bench.shared), key)
+    if it is of another model. Collective."""
+    config: LensConfig = bench.config
+    if config.activation_dumper.mode == "live":
+        return live_rows(_open_tokens(bench, model), config)
+    folder, key = dump_folder(config), activations_key(bench.world, config, model)
+    if folder is None:
+        return dumped_rows(bench.read_array_artifact(ACTIVATIONS, DUMP, key))
+    return dumped_rows(open_array_rows(folder / ACTIVATIONS, bench.world, bench.shared, key))
 
 
 def rows_of(trained: Trained, model: LanguageModel, world: World) -> ActivationRows:
     """The activations of the run that a network was trained in. Collective."""
     config: LensConfig = trained.config
     if config.activation_dumper.mode == "live":
-        texts = _artifacts(trained, PRETOKENIZE)
-        rows = open_array_rows(texts / TOKENS, world, shared=True)
-        return live_rows(TokenRows(rows, read_object(texts / TEXTS_KEY)), config)
-    folder = dump_folder(config) or _artifacts(trained, DUMP)
-    rows = open_array_rows(folder / ACTIVATIONS, world, shared=True)
-    key = read_key(folder)
-    refuse_other(folder, key, key_of(config, model), weights=None)  # those of the network are compared elsewhere
-    return dumped_rows(rows, key)
+        key = tokens_key(world, config, model)
+        return live_rows(trained.read_array_artifact(TOKENS, PRETOKENIZE, world, key), config)
+    folder, key = dump_folder(config), activations_key(world, config, model)
+    if folder is None:
+        return dumped_rows(trained.read_array_artifact(ACTIVATIONS, DUMP, world, key))
+    return dumped_rows(open_array_rows(folder / ACTIVATIONS, world, shared=True, key=key))
 
 
 def training_samples(bench: Bench) -> int:
@@ -316,12 +290,8 @@ def training_samples(bench: Bench) -> int:
         if not bench.world.is_main:
             return 0
         if config.activation_dumper.mode == "live":
-            path = bench.artifact(TEXTS_KEY, stage=PRETOKENIZE)
-            with expected_content(path):
-                return regions_of(config.activation_dumper, read_object(path))[TRAIN].samples
-        folder = dump_folder(config)
-        path = folder / DUMP_KEY if folder else bench.artifact(DUMP_KEY, stage=DUMP)
-        with expected_content(path):
-            return int(read_object(path)[TRAIN])
+            tokens = ArrayRows(bench.artifact(TOKENS, stage=PRETOKENIZE))
+            return regions_of(config.activation_dumper, tokens.inputs)[TRAIN].samples
+        return int(dump_inputs(dump_folder(config) or bench.rundir.artifacts(DUMP))[TRAIN])
 
     return int(bench.world.run_on_all_ranks("counting the activations", count)[0])

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from samestep import CausalConfig, Config, Group, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.records.reading import RecordsConfig
+from samestep.kit.model_settings import LoraSettings
 
 WHOLE_STAGE = "-1"
 _LENGTH = re.compile(r"(\d+)\s*([se]?)")
@@ -98,16 +100,6 @@ class EncoderParts(CheckedConfig):
     """What leaves this block of it is the text's vector; null: layer_l."""
 
 
-@dataclass(frozen=True)
-class LoraConfig(CheckedConfig):
-    """Adapters, where base_model is lora."""
-
-    rank: Count = 8
-    """Rows of the smaller matrices."""
-    alpha: Positive = 16.0
-    """What an adapter adds is multiplied by alpha / rank."""
-
-
 PATTERNS: dict[str, tuple[str, ...]] = {
     "decoder.base_model": ("decoder.model.*", "*.lora_*.decoder.*"),
     "decoder.projection_layer": ("decoder.projection.*",),
@@ -120,15 +112,15 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class TrainableComponents(CheckedConfig):
+class TrainableComponents(LoraSettings):
     """Which parts are trained; the rest is the frozen language model, which all of them share."""
 
+    lora_rank: Count = 8
+    """The rank of adapters, where base_model is lora."""
     decoder: DecoderParts = field(default_factory=DecoderParts)
     """What of the decoder is trained."""
     encoder: EncoderParts = field(default_factory=EncoderParts)
     """What of the encoder is trained."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters, where base_model is lora."""
     learning_rate_multipliers: dict[str, NotNegative] = field(default_factory=dict)
     """By part, such as {decoder.base_model: 0.1}: a factor of the learning rate."""
     freeze_until: dict[str, str] = field(default_factory=dict)
@@ -174,17 +166,15 @@ SLOT = "<embed>"
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """The texts whose activations are explained."""
 
     path: str | None = None
-    """A .txt file, a .jsonl, .json, .csv, .tsv or .parquet file, or a folder of datasets.save_to_disk; null: the
+    """A .txt file, or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with a column `text`; null: the
     English text that comes with Python (`pydoc_data.topics`)."""
-    text_field: str = "text"
-    """The column that holds the text."""
     validation_fraction: PartialShare = 0.1
-    """Share of the texts that is kept for validation: whole documents, chosen by the seed, or the end of a single
-    one."""
+    """Share of the texts that is kept for validation: whole documents, chosen by seed and content, or the end of a
+    single one."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many documents, from the beginning, for a quick trial; null: all."""
 
@@ -291,8 +281,10 @@ class LensConfig(Config):
     preset: str = "tiny"
     """A named set of values; by default `gpt2` where a model is named."""
     model_name: str | None = None
-    """A folder with a causal model of transformers, or a model of the Hub (org/name); null: a small model on bytes,
-    which is trained first."""
+    """A folder with a causal model of transformers, a model of the Hub (org/name or org/name@revision), or a run; null:
+    a small model on bytes, which is trained first."""
+    model_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The type of that model's weights; auto: as they are stored. It is float32 if a copy of it is trained."""
     tokenizer_name: str | None = None
     """A folder or a model of the Hub that the tokenizer is taken from; null: the model's own."""
     layer_l: CountOrZero = 2

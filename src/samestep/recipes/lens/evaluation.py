@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import Batch, Bench, Dump, Trained, World
+from samestep import Batch, Bench, Dump, LanguageModel, Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
@@ -25,16 +25,8 @@ from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_json
 from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
-from samestep.recipes.lens.activations import (
-    ActivationRows,
-    frozen_model,
-    model_of,
-    open_activations,
-    rows_of,
-    weights_hash,
-)
+from samestep.recipes.lens.activations import ActivationRows, frozen_model, model_of, open_activations, rows_of
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.measuring import (
     LENS,
     METHODS,
@@ -110,15 +102,13 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     """`trained_by` is the stage whose best weights are evaluated."""
     config: LensConfig = bench.config
     model = frozen_model(bench)
-    network = model.network()
-    weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
-    lens = make_lens(config, model, network)
+    lens = make_lens(config, model, model.network())
     to_type(lens, getattr(torch, config.distributed.dtype))
     # Before it is frozen as a whole: only what trained is in a checkpoint.
     best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=trained_by)
     NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
     frozen = bench.frozen(lens, name="lens", shard=config.distributed.strategy == "fsdp")
-    measuring, rows = _measuring(frozen, model, open_activations(bench, model, weights), config, bench.world)
+    measuring, rows = _measuring(frozen, model, open_activations(bench, model), config, bench.world)
     bench.screen.print(f"{len(rows):,} held-out activations, {config.evaluation.best_of} explanations of each")
     return Evaluation(bench, measuring, rows)
 
@@ -193,7 +183,7 @@ def records_of(values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageMo
     for row in range(len(rows)):
         tokens, position = given["tokens"][row].tolist(), int(given["position"][row])
         texts: dict[str, Any] = {
-            name: model.decode(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
+            name: model.spell(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
         }
         metrics = {
             "error": float(error["sampled"][row] / square[row]),
@@ -213,9 +203,9 @@ def context_of(model: LanguageModel, tokens: Sequence[int], position: int) -> di
     while stop > position + 1 and tokens[stop - 1] == model.pad:
         stop -= 1
     return {
-        "before": model.decode(tokens[start:position]),
-        "token": model.decode(tokens[position : position + 1]),
-        "after": model.decode(tokens[position + 1 : stop]),
+        "before": model.spell(tokens[start:position]),
+        "token": model.spell(tokens[position : position + 1]),
+        "after": model.spell(tokens[position + 1 : stop]),
     }
 
 

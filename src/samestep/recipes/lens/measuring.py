@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import Batch, World
+from samestep import Batch, LanguageModel, World
 from samestep.data.order import VALIDATION_EPOCH
-from samestep.recipes.lens.language_model import LanguageModel
+from samestep.models.wide import wide
 from samestep.recipes.lens.network import Computation, Lens
-from samestep.recipes.lens.writing import wide
 from samestep.train.trained.batch_inference import compute_rows
 
 Compute = Callable[[Batch], Mapping[str, Tensor]]
@@ -165,9 +164,9 @@ class Measuring:
     def _round_trip(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What is rebuilt from texts that were decoded and tokenized again, and which of them stayed the same."""
         given, longest = tokens.tolist(), _LONGEST * tokens.shape[1]
-        if self.model.most_tokens is not None:
-            longest = min(longest, self.model.most_tokens - int(self.model.bos is not None))
-        read = [self.model.encode(self.model.decode(row))[:longest] for row in given]
+        if self.model.limit is not None:
+            longest = min(longest, self.model.limit - int(self.model.bos is not None))
+        read = [self.model.encode(self.model.spell(row))[:longest] for row in given]
         same = torch.tensor([row == other for row, other in zip(given, read, strict=True)], device=tokens.device)
         filled = [row or [self.model.pad] for row in read]
         text = torch.full((len(filled), max(map(len, filled))), self.model.pad, device=tokens.device)

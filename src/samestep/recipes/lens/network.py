@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from samestep import Batch, Lora, noise, policy
+from samestep import Batch, noise, policy
 from samestep.models.residual_stream import ResidualStream, with_head
+from samestep.models.wide import wide
 from samestep.recipes.lens.parts import Decoder, Encoder, Kind, LensShape, NamedAdapters, trained_copy
-from samestep.recipes.lens.writing import Explanation, KeyedDraws, wide, write_text
+from samestep.recipes.lens.writing import Explanation, KeyedDraws, write_text
 
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
@@ -270,7 +271,7 @@ def _adapters(model: nn.Module, blocks: Sequence[nn.Module], shape: LensShape) -
         parts["decoder"] = blocks
     if shape.encoder == "lora":
         parts["encoder"] = blocks[: shape.read_layer + 1]
-    return NamedAdapters(model, parts, Lora(shape.lora_rank, shape.lora_alpha), shape.seed) if parts else None
+    return NamedAdapters(model, parts, shape.lora, shape.seed) if parts else None
 
 
 def _at(hidden: Tensor, positions: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ which computes them again when it is another.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from samestep import Lora, UserError
 from samestep.models.residual_stream import copy_sharing
 from samestep.train.learner.initialization import seed_of
-from samestep.train.learner.lora import add_adapters, drawn_adapter, is_adapter_name, is_linear
+from samestep.train.learner.lora import ALL_LINEAR, add_adapters, drawn_adapter, is_adapter_name, is_linear
 
 Kind = Literal["frozen", "full", "lora"]
 
@@ -45,8 +45,8 @@ class LensShape:
     """Whether the decoder has an output head of its own."""
     trains_encoder_projection: bool = True
     """Whether the linear map of what the encoder has read to an activation is trained."""
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
+    lora: Lora = field(default_factory=Lora)
+    """Adapters, where there are some."""
     kv_cache: bool = True
     """Whether the decoder keeps keys and values while it writes; the same numbers, in less time."""
     stop_gradient: bool = True
@@ -119,12 +119,12 @@ class NamedAdapters:
 
     def __init__(self, network: nn.Module, blocks: Mapping[str, Sequence[nn.Module]], lora: Lora, seed: int) -> None:
         """`blocks` are, by the adapter's name, those whose linear layers it is beside."""
-        names = {adapter: _linear_names(network, some) for adapter, some in blocks.items()}
+        names = {adapter: _chosen(_linear_names(network, some), lora) for adapter, some in blocks.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sets it right for GPT-2
             for adapter, targets in names.items():
-                add_adapters(network, Lora(lora.rank, lora.alpha, 0.0, targets), adapter)
+                add_adapters(network, replace(lora, targets=targets), adapter)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for name, parameter in network.named_parameters():
                 if is_adapter_name(name):
@@ -160,6 +160,16 @@ class NamedAdapters:
         self._state = state
         for layer in self._layers:
             layer._disable_adapters, layer._active_adapter = state[0], [state[1]]
+
+
+def _chosen(names: Sequence[str], lora: Lora) -> Sequence[str]:
+    """Those of these layers that get adapters."""
+    if lora.targets == ALL_LINEAR:
+        return names
+    found = {target: [name for name in names if name.endswith(f".{target}")] for target in lora.targets}
+    for target in (target for target, layers in found.items() if not layers):
+        raise UserError(f"Name linear layers of the model's blocks in lora_targets; {target!r} is none of them.")
+    return [name for name in names if any(name in layers for layers in found.values())]
 
 
 def _linear_names(network: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from samestep import NoEffect
+from samestep.data.records.reading import only_for_records
 from samestep.recipes.lens.config import LensConfig
 
 # 13 samples in batches of 6 end an epoch in a step with one row, which 2 and 3 ranks share.
@@ -109,7 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "trainable_components": {
             "decoder": {"base_model": "lora"},
             "encoder": {"base_model": "lora"},
-            "lora": {"rank": 2},
+            "lora_rank": 2,
         },
         "kv_cache": False,
         "stop_gradient_delta": False,
@@ -149,9 +150,14 @@ NO_EFFECT = (
         "it is for the built-in model, and model_name names another; leave out that or this",
     ),
     NoEffect(
-        "tokenizer_name",
+        ("tokenizer_name", "model_dtype"),
         lambda c: c.model_name is None,
-        "the built-in model reads bytes; set model_name, or leave it out",
+        "the built-in model reads bytes, and is trained in float32; set model_name, or leave it out",
+    ),
+    NoEffect(
+        "model_dtype",
+        lambda c: True in (c.trainable_components.decoder.base_model, c.trainable_components.encoder.base_model),
+        "a copy of the model is trained, in float32; set base_model to false or lora, or leave it out",
     ),
     NoEffect(
         "warm_start.*",
@@ -174,7 +180,7 @@ NO_EFFECT = (
         "live activations are not stored; set activation_dumper.mode=dumped, or leave it out",
     ),
     NoEffect(
-        "trainable_components.lora.*",
+        "trainable_components.lora_*",
         lambda c: not _has_lora(c),
         "no part is trained by adapters; set base_model=lora in trainable_components, or leave it out",
     ),
@@ -193,9 +199,5 @@ NO_EFFECT = (
         lambda c: c.alpha_schedule.type == "constant",
         "a constant schedule has its start all the time; set alpha_schedule.type=linear, or leave it out",
     ),
-    NoEffect(
-        "data.text_field",
-        lambda c: c.data.path is None or c.data.path.endswith(".txt"),
-        "it is the column of a table; name one with data.path, or leave it out",
-    ),
+    only_for_records(lambda c: c.data.path is None or c.data.path.endswith(".txt")),
 )

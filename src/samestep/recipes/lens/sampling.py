@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.records import Json
+from samestep.kit.language_model import first_tokens
 from samestep.kit.prompts import PromptOptions
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import model_of
@@ -71,7 +72,7 @@ def explain_texts(trained: Trained, options: SampleOptions, world: World) -> lis
     config: LensConfig = trained.config
     model = model_of(trained, world)
     prompts = options.requests().prompts
-    first = [] if model.bos is None else [model.bos]
+    first = first_tokens(model)
     texts = [[*first, *model.encode(prompt)] for prompt in prompts]
     places = [
         Place(number, position, sample)
@@ -93,7 +94,7 @@ def explain_texts(trained: Trained, options: SampleOptions, world: World) -> lis
     records = []
     for place, written, error in zip(places, found["tokens"].tolist(), found["error"].tolist(), strict=True):
         context = context_of(model, texts[place.text], place.position)
-        text = model.decode(written)
+        text = model.spell(written)
         about = {"prompt": prompts[place.text], "position": place.position - len(first), "sample": place.sample}
         rest = {**context, "explanation": text, "error": error, "layer": config.layer_l}
         records.append({**about, **rest, "text": _line(context, text, error)})

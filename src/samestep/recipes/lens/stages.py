@@ -7,22 +7,17 @@ rewards, evaluation.
 from dataclasses import replace
 from functools import partial
 
-from samestep import TRAINING_SETTINGS, Fit, Stage, UserError, World
-from samestep.core.paths import expand_home
+from samestep import TRAINING_SETTINGS, Fit, LanguageModel, Stage, UserError, World
+from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.kit.dump_settings import dump_config
-from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, read_key, trained_beside
+from samestep.kit.language_model import BUILT_IN
+from samestep.kit.named_model import is_at_hand
+from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, dump_inputs, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
-from samestep.recipes.lens.language_model import (
-    BUILT_IN,
-    BuiltInModel,
-    LanguageModel,
-    open_language_model,
-    prompt_tokens,
-)
+from samestep.recipes.lens.language_model import check_weights, open_model, prompt_tokens
 from samestep.recipes.lens.task import FVE, LensRewards, LensStage, LensTraining, LensWarmStart
 from samestep.recipes.lens.texts import (
-    BUILT_IN_TEXT,
     PRETOKENIZE,
     PRETRAIN,
     build_pretokenize,
@@ -55,30 +50,27 @@ def resolve_config(config: LensConfig) -> LensConfig:
         _check_lengths(config, model)
     folder = dump_folder(config)
     if folder is None:
-        if isinstance(model, BuiltInModel):
+        if config.model_name is None and model is not None:
             texts_of(config, model)
         return config
-    key = read_key(folder)
-    if (key.get("model") == BUILT_IN) != (config.model_name is None):
-        raise UserError(
-            f"Set model_name, or name another dump: that in {folder} is of another model, {key.get('model')}."
-        )
-    if key.get("layer") != config.layer_l:
-        raise UserError(f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer.")
-    if isinstance(model, BuiltInModel):
-        replace(model, weights=trained_beside(folder)).check_weights()
+    found = dump_inputs(folder)
+    model_name, layer = found.get("model"), found.get("layer")
+    if (model_name == BUILT_IN) != (config.model_name is None):
+        raise UserError(f"Set model_name, or name another dump: that in {folder} is of another model, {model_name}.")
+    if layer != config.layer_l:
+        raise UserError(f"Set layer_l to {layer}, or name another dump: that in {folder} is of that layer.")
+    if config.model_name is None:
+        check_weights(config.pretrain.network, trained_beside(folder))
     return replace(config, activation_dumper=replace(config.activation_dumper, source=str(folder)))
 
 
 def _model_at_hand(config: LensConfig) -> LanguageModel | None:
     """The model with random weights, or None if it may have to be downloaded."""
-    if config.model_name is not None and not expand_home(config.model_name).is_dir():
-        return None
-    return open_language_model(config, World.single())
+    return open_model(config, World.single()) if is_at_hand(config.model_name) else None
 
 
 def _check_lengths(config: LensConfig, model: LanguageModel) -> None:
-    limit, columns = model.most_tokens, config.activation_dumper.seq_len
+    limit, columns = model.limit, config.activation_dumper.seq_len
     if limit is None:
         return
     if columns > limit and config.activation_dumper.source is None:

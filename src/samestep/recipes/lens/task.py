@@ -13,22 +13,31 @@ encoder goes on learning from the same explanations.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Learner, Metric, Metrics, Tick, UserError, World, evaluate, gather_rows, policy
-from samestep.recipes.lens.activations import (
-    ActivationRows,
-    frozen_model,
-    open_activations,
-    training_samples,
-    weights_hash,
+from samestep import (
+    Batch,
+    Bench,
+    LanguageModel,
+    Learner,
+    Lora,
+    Metric,
+    Metrics,
+    Tick,
+    UserError,
+    World,
+    evaluate,
+    gather_rows,
+    policy,
 )
+from samestep.recipes.lens.activations import ActivationRows, frozen_model, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig, ValueSchedule
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model, prompt_tokens
+from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model, prompt_tokens
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.parts import Kind, LensShape
 from samestep.train.logging.metrics import MetricValues
@@ -48,11 +57,9 @@ class LensStage:
         self.bench = bench
         self.config: LensConfig = bench.config
         self.model = frozen_model(bench)
-        network = self.model.network()
-        weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
         # Before the activations are read, so that a trained network can be loaded where they are not at hand.
-        self.learner = make_learner(bench, self.model, network)
-        rows = open_activations(bench, self.model, weights)
+        self.learner = make_learner(bench, self.model, self.model.network())
+        rows = open_activations(bench, self.model)
         self.feed, self._validation = bench.feed(rows.train), bench.evaluation_feed(rows.validation)
         self.length = self.feed.length
         self.state: Mapping[str, Any] = {LEARNER: self.learner}
@@ -264,18 +271,22 @@ def lens_shape(config: LensConfig, bos: int | None) -> LensShape:
         trains_prompt=parts.decoder.prompt,
         trains_head=parts.decoder.output_head,
         trains_encoder_projection=parts.encoder.projection_layer,
-        lora_rank=parts.lora.rank,
-        lora_alpha=parts.lora.alpha,
+        lora=parts.lora or Lora(),
         bos=bos,
         seed=config.seed,
     )
+
+
+def language_models(config: LensConfig) -> dict[str, Callable[[World], LanguageModel]]:
+    """The built-in one, which the first stage trains."""
+    return {} if config.model_name is not None else {LANGUAGE_MODEL: partial(open_model, config)}
 
 
 def build_networks(config: LensConfig) -> dict[str, Callable[[], nn.Module]]:
     """For an exported lens, which has the weights of the frozen model too."""
 
     def build() -> nn.Module:
-        model = open_language_model(config, World.single())
+        model = open_model(config, World.single())
         return make_lens(config, model, model.network())
 
     return {LEARNER: build}

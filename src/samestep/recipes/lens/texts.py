@@ -17,26 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from samestep import Batch, Bench, CausalTransformer, Dump, Fit, UserError
-from samestep.core.paths import expand_home
-from samestep.core.records import read_object, write_json
+from samestep import ArtifactKey, Batch, Bench, CausalTransformer, Dump, Fit, LanguageModel, UserError, World
 from samestep.data.data_file import DataFile
-from samestep.data.prepared.split import ByDocument
-from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
-from samestep.data.saved_datasets import dataset_files, is_saved_dataset
-from samestep.data.table_files import EVERY_KIND, read_table
-from samestep.data.text import existing_file
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
+from samestep.data.split import split_records
+from samestep.data.text import documents, plain_file
+from samestep.kit.language_model import first_tokens
 from samestep.recipes.lens.config import DataConfig, LensConfig
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model
-from samestep.train.artifacts.array_rows import ArrayRows
+from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model
 from samestep.train.learner.frozen import write_copy
 
 PRETOKENIZE, PRETRAIN = "pretokenize", "pretrain"
 """The stages."""
-TOKENS, TEXTS_KEY, WEIGHTS = "tokens", "texts.json", "model.safetensors"
+TOKENS, WEIGHTS = "tokens", "model.safetensors"
 """What they leave."""
 TRAIN, VALIDATION = "train", "validation"
-BUILT_IN_TEXT = "pydoc_data.topics"
 SHORTEST = 8
 """Characters of a piece at least; what is left over at the end of a document may have fewer, and is left out."""
 Origin = DataFile | np.ndarray
@@ -67,18 +62,15 @@ class Texts:
 @lru_cache(maxsize=2)
 def load_texts(config: DataConfig, seed: int, characters: int) -> Texts:
     """The texts that a configuration names, in pieces of at most so many characters."""
-    documents, origins = _read(config)
-    documents = list(dict.fromkeys(documents))[: config.limit]
-    if len(documents) * config.validation_fraction < 1:  # too few to keep a whole one: the end of the text
-        pieces = [piece for document in documents for piece in cut(document, characters)]
-        edge = len(pieces) - max(1, round(len(pieces) * config.validation_fraction))
-        train, validation = pieces[: max(edge, 0)], pieces[max(edge, 0) :]
+    read, origins = _read(config)
+    texts = list(dict.fromkeys(read))[: config.limit]
+    if len(texts) * config.validation_fraction < 1:  # too few to keep a whole one: the end of the text
+        pieces = [piece for text in texts for piece in cut(text, characters)]
+        edge = max(0, len(pieces) - max(1, round(len(pieces) * config.validation_fraction)))
+        train, validation = pieces[:edge], pieces[edge:]
     else:
-        split = ByDocument(len(documents), config.validation_fraction, seed)
-        parts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
-        for number, document in enumerate(documents):
-            parts[split.region(number)].extend(cut(document, characters))
-        train, validation = parts[TRAIN], parts[VALIDATION]
+        parts = split_records(texts, texts, validation=config.validation_fraction, seed=seed)
+        train, validation = ([piece for text in part for piece in cut(text, characters)] for part in parts[:2])
     train = list(dict.fromkeys(train))
     known = set(train)
     validation = [piece for piece in dict.fromkeys(validation) if piece not in known]
@@ -103,24 +95,16 @@ def cut(document: str, characters: int) -> Iterator[str]:
         start = stop
 
 
-def _read(config: DataConfig) -> tuple[list[str], list[Origin]]:
+def _read(config: DataConfig) -> tuple[list[str], Sequence[Origin]]:
     if config.path is None:
-        documents = list(distinct(passage for _, topic in pydoc_topics() for passage in passages(topic)))
-        content = np.frombuffer("\0".join(documents).encode(), dtype=np.uint8)
-        return documents, [content]
-    path = expand_home(config.path)
-    if path.suffix.lower() == ".txt":
-        return [_plain_text(existing_file(config.path))], [DataFile(path)]
-    table = read_table(config.path, EVERY_KIND, config.limit)
-    rows = [table.texts(row, [config.text_field]) for row in table.rows]
-    if config.text_field not in table.columns:
-        raise UserError(
-            f"Set data.text_field to the column with the text, one of {', '.join(table.columns)}; {config.path} has no "
-            f"{config.text_field!r}."
-        )
-    table.check()
-    files = dataset_files(path) if is_saved_dataset(path) else [path]
-    return [row[config.text_field] for row in rows if row], [DataFile(file) for file in files]
+        found = list(distinct(passage for _, topic in pydoc_topics() for passage in passages(topic)))
+        content = np.frombuffer("\0".join(found).encode(), dtype=np.uint8)
+        return found, [content]
+    if config.path.lower().endswith(".txt"):
+        file = plain_file(config.path)
+        return [_plain_text(file)], [DataFile(file)]
+    records = config.records(config.path, config.limit)
+    return list(documents(records, config.skip_invalid)), records.origins()
 
 
 def _plain_text(file: Path) -> str:
@@ -144,7 +128,7 @@ class PieceRows:
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """`tokens` [rows, columns] and `length`."""
-        first = [] if self._model.bos is None else [self._model.bos]
+        first = first_tokens(self._model)
         tokens = torch.full((len(indices), self._columns), self._model.pad)
         length = torch.zeros(len(indices), dtype=torch.int64)
         for row, index in enumerate(indices):
@@ -166,11 +150,10 @@ def texts_of(config: LensConfig, model: LanguageModel) -> Texts:
 def build_pretokenize(bench: Bench) -> Dump:
     """Tokens of all texts: those for training first."""
     config: LensConfig = bench.config
-    model = open_language_model(config, bench.world)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
-    if bench.world.is_main:
-        key = {"texts": texts.digest(), "tokenizer": model.tokenizer_digest, "seq_len": columns}
-        write_json(bench.artifact(TEXTS_KEY), {**key, TRAIN: len(texts.train), VALIDATION: len(texts.validation)})
+    counts = {TRAIN: len(texts.train), VALIDATION: len(texts.validation)}
+    key = tokens_key(bench.world, config, model, {"texts": texts.digest(), **counts})
     rows = PieceRows(texts, texts.pieces, model, columns)
     bench.screen.print(f"{len(texts.train):,} texts for training, {len(texts.validation):,} for validation")
 
@@ -178,30 +161,27 @@ def build_pretokenize(bench: Bench) -> Dump:
         return {name: batch[name].int() for name in ("tokens", "length")}
 
     fields: dict[str, tuple[Sequence[int], str]] = {"tokens": ((columns,), "int32"), "length": ((), "int32")}
-    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields))
+    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields, key))
 
 
-@dataclass(frozen=True)
-class TokenRows:
-    """What the stage left: rows of tokens, those for training first."""
-
-    rows: ArrayRows
-    key: dict[str, Any]
-    """What the tokens depend on, and how many rows are for what."""
-
-    @classmethod
-    def open(cls, bench: Bench) -> "TokenRows":
-        """Collective."""
-        rows = bench.read_array_artifact(TOKENS, stage=PRETOKENIZE)
-        key: Any = read_object(bench.artifact(TEXTS_KEY, stage=PRETOKENIZE)) if bench.world.is_main else None
-        return cls(rows, bench.world.share(key))
+def tokens_key(
+    world: World, config: LensConfig, model: LanguageModel, more: Mapping[str, Any] | None = None
+) -> ArtifactKey:
+    """What tokens follow from beside the texts, which are `more`: later stages do not read them again. Collective."""
+    return ArtifactKey.make(
+        world,
+        "the tokens of the texts",
+        values={"seq_len": config.activation_dumper.seq_len, **(more or {})},
+        files={"tokenizer": model.files.get("tokenizer", {})},
+        otherwise="start a new run",
+    )
 
 
 def build_pretrain(bench: Bench) -> Fit:
     """The model, fitted to the next byte of each text."""
     config: LensConfig = bench.config
-    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name="language_model")
-    model = open_language_model(config, bench.world)
+    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name=LANGUAGE_MODEL)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
     train, validation = (PieceRows(texts, part, model, columns) for part in (texts.train, texts.validation))
 

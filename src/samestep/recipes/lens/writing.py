@@ -9,6 +9,7 @@ from torch.nn.functional import log_softmax, one_hot, softmax
 
 from samestep import noise
 from samestep.models.residual_stream import ResidualStream
+from samestep.models.wide import wide
 
 
 def straight_through(logits: Tensor, gumbel: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,11 +19,6 @@ def straight_through(logits: Tensor, gumbel: Tensor, tau: Tensor) -> tuple[Tenso
     tokens = (logits.detach().double() + gumbel).argmax(-1)  # in float64, which does not clip the tail of the noise
     soft = softmax(scores / tau[:, None].to(logits.dtype), -1)
     return tokens, one_hot(tokens, logits.shape[-1]).to(logits.dtype) + (soft - soft.detach())
-
-
-def wide(values: Tensor) -> Tensor:
-    """In at least float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Explanation(NamedTuple):

@@ -5,10 +5,9 @@ from typing import Any
 
 from samestep import Config, NoEffect, UserError, free
 from samestep.core.config.bounds import CountOrZero, Decay
-from samestep.core.paths import expand_home
-from samestep.data.text import JSONL
+from samestep.data.records.reading import only_for_records
 from samestep.models.transformer import TransformerConfig
-from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, holds_chats
+from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, holds_chats, holds_records, is_prepared_folder
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 
@@ -158,14 +157,10 @@ NO_EFFECT = (
     ),
     NoEffect(
         "data.validation_fraction",
-        lambda c: c.data.path is not None and expand_home(c.data.path).is_dir(),
+        lambda c: c.data.path is not None and is_prepared_folder(c.data.path),
         "a prepared folder has its own; give it to samestep data prepare, or leave it out",
     ),
-    NoEffect(
-        "data.field",
-        lambda c: not (c.data.path or "").endswith(JSONL),
-        "it is for files of JSON lines; name one with data.path, or leave it out",
-    ),
+    only_for_records(lambda c: c.data.path is None or not holds_records(c.data.path)),
     NoEffect(
         "sampling.steps",
         lambda c: (c.sampling.steps or 0) > c.sampling.max_new_tokens,

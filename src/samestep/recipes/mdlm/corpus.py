@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, PartialShare
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data import text
-from samestep.data.data_file import DataFile
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
-from samestep.data.pydoc_topics import passages, pydoc_text, pydoc_topics
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
+from samestep.data.records.arrow import is_saved_dataset
+from samestep.data.records.reading import RecordsConfig, is_record_file
+from samestep.data.token_rows import AnswerRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
-from samestep.recipes.mdlm.older_data import OlderFolder, RowFile, is_older, open_older
+from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
 
 DEFAULT_LENGTH = 128
@@ -31,123 +30,21 @@ QUESTIONS = "pydoc-questions"
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """The training data."""
 
     path: str | None = None
-    """A folder that `samestep data prepare` wrote, or a local text or JSONL file, read as bytes; null is the English
-    text that comes with Python (`pydoc_data.topics`)."""
-    field: str = "text"
-    """The field of a JSONL line that holds its text."""
+    """A folder that `samestep data prepare` wrote; or a text file, or a file or folder of records (.jsonl, .json, .csv,
+    .tsv, .parquet) with a column `text`, read as bytes; null is the English text that comes with Python
+    (`pydoc_data.topics`)."""
     sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own length."""
     validation_fraction: PartialShare = 0.1
-    """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
+    """Share that is kept for validation: of records, by their content; of a text file, its end; a prepared folder has
+    its own."""
     limit: Count | None = None
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
-
-
-class TokenRows:
-    """Tokens cut into rows. Every row has its `tokens`, how many of them count (`length`), and how many at its
-    beginning are given and never masked (`prompt`)."""
-
-    length: int
-    """Tokens in a row, padding included."""
-    size: int
-    """Tokens of all rows, without padding."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the memory pages that hold them are read."""
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
-
-
-class TextRows(TokenRows):
-    """Contiguous, non-overlapping rows of `length` tokens over a region.
-
-    The last row is padded, with a smaller `length`, so that every token of the region belongs to exactly one row.
-    """
-
-    def __init__(self, tokens: text.Tokens, length: int, pad: int) -> None:
-        assert len(tokens) > 0
-        assert length > 0
-        self.tokens, self.length, self.pad = tokens, length, pad
-        self.size = len(tokens)
-
-    def __len__(self) -> int:
-        return -(-len(self.tokens) // self.length)
-
-    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        starts = np.asarray(indices, dtype=np.int64) * self.length
-        positions = starts[:, None] + np.arange(self.length)
-        total = len(self.tokens)
-        values = self.tokens[np.minimum(positions, total - 1)].astype(np.int64)
-        real = np.minimum(total - starts, self.length)
-        return _batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
-
-    def origins(self) -> list[DataFile | np.ndarray]:
-        return text.origins(self.tokens)
-
-
-class AnswerRows(TokenRows):
-    """Chats: each row is a prompt and its answer, padded with the end token.
-
-    The padding counts: from it the network learns where an answer ends.
-    """
-
-    def __init__(self, tokens: text.Tokens, index: text.Tokens, length: int, pad: int) -> None:
-        """`index` has three numbers a row: where it begins, how long it is, how much of that is prompt."""
-        assert len(index) >= 3
-        self.tokens, self.index, self.length, self.pad = tokens, index, length, pad
-        self.size = len(tokens)
-
-    def __len__(self) -> int:
-        return len(self.index) // 3
-
-    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        entries = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
-        start, real, prompt = (column[:, None] for column in self.index[entries].astype(np.int64).T)
-        positions = np.arange(self.length)
-        values = self.tokens[start + np.minimum(positions, real - 1)].astype(np.int64)
-        tokens = np.where(positions < real, values, self.pad)
-        return _batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
-
-    def origins(self) -> list[DataFile | np.ndarray]:
-        return [*text.origins(self.tokens), *text.origins(self.index)]
-
-
-class FixedRows(TokenRows):
-    """Rows that the data already has, as in older folders; all their tokens count."""
-
-    def __init__(self, tokens: RowFile, count: int) -> None:
-        """The first `count` rows."""
-        self.tokens, self.length, self._count = tokens, tokens.shape[1], count
-        self.size = count * self.length
-
-    def __len__(self) -> int:
-        return self._count
-
-    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
-        return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
-
-    def origins(self) -> list[DataFile | np.ndarray]:
-        return [DataFile(self.tokens.file)]
-
-
-def _batch(tokens: np.ndarray, length: np.ndarray, prompt: np.ndarray) -> dict[str, Tensor]:
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(value))
-        for name, value in (("tokens", tokens), ("length", length), ("prompt", prompt))
-    }
 
 
 @dataclass(frozen=True)
@@ -219,7 +116,7 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     if config.path is None:
         content = pydoc_text(config.limit).encode("utf-8")
-        return _byte_corpus("pydoc_data.topics", np.frombuffer(content, dtype=np.uint8), config)
+        return _byte_corpus(BUILT_IN_TEXT, np.frombuffer(content, dtype=np.uint8), config)
     if config.path == QUESTIONS:
         return load_questions(config)
     folder = expand_home(config.path)
@@ -227,10 +124,24 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
         return _prepared_corpus(open_prepared(folder), config)
     if is_older(folder):
         return _older_corpus(open_older(folder), config)
+    if holds_records(config.path):
+        return _record_corpus(config.path, config, cache)
     if folder.is_dir():
         raise UserError(f"Prepare the folder first: samestep data prepare {folder}; or name one text file in it.")
-    tokens = text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache)
-    return _byte_corpus(config.path, tokens, config)
+    return _byte_corpus(config.path, text.open_text(config.path), config)
+
+
+def holds_records(path: str) -> bool:
+    """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
+    place = expand_home(path)
+    if not place.is_dir():
+        return is_record_file(place)
+    return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
+
+
+def is_prepared_folder(path: str) -> bool:
+    """Whether a folder has tokens, of this program or of an earlier one."""
+    return is_prepared(expand_home(path)) or is_older(expand_home(path))
 
 
 def holds_chats(data: DataConfig) -> bool:
@@ -266,6 +177,20 @@ def _byte_corpus(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
     train, validation = text.split(tokens, config.validation_fraction)
     rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
     return Corpus(name, *rows, ByteTokenizer(), tokens)
+
+
+def _record_corpus(name: str, config: DataConfig, cache: Path | None) -> Corpus:
+    parts = text.open_documents(
+        config.records(name),
+        separator=BYTES.eos,
+        validation_fraction=config.validation_fraction,
+        skip_invalid=config.skip_invalid,
+        cache=cache,
+    )
+    share = _share(config, sum(map(len, parts)))
+    train, validation = (part.span(0, round(len(part) * share)) for part in parts)
+    rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
+    return Corpus(name, *rows, ByteTokenizer(), text.TokenFiles([train, validation]))
 
 
 def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:

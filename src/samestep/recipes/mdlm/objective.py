@@ -23,6 +23,7 @@ from samestep import Batch, noise
 from samestep.core.config.bounds import Count, Decay, Share
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import Vocabulary
+from samestep.models.wide import wide
 
 MASK = noise.purpose("mdlm.hide")  # the name is part of the key: another one would change every run's masks
 TIME = noise.purpose("mdlm.time")
@@ -122,8 +123,7 @@ class Objective:
         # After the end of a row there is padding that the network sees: without an attention mask the fast kernels
         # apply, and all rows keep one shape.
         visible = torch.where(real, tokens, self.vocabulary.eos)
-        logits = module(torch.where(masked, self.vocabulary.required_mask, visible))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = wide(module(torch.where(masked, self.vocabulary.required_mask, visible)))
         loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
         # Selected by where: a row without masked tokens gives a zero that still depends on every parameter.
         return torch.where(masked, loss / share[:, None].to(loss.dtype), 0.0).sum(1)

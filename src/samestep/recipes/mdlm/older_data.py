@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from samestep import UserError
+from samestep.data.data_file import DataFile
+from samestep.data.token_rows import TokenRows, token_batch
 from samestep.data.tokenizer.subword import FILE
 from samestep.data.tokenizer.vocabulary import TOKENIZER, Tokenizer, read_record
 from samestep.recipes.mdlm.tokenizer import VOCAB, read_tokenizer
@@ -46,6 +49,25 @@ class RowFile:
 
     def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
         return np.array(self._rows[where])
+
+
+class FixedRows(TokenRows):
+    """Rows that the data already has, as in older folders; all their tokens count."""
+
+    def __init__(self, tokens: RowFile, count: int) -> None:
+        """The first `count` rows."""
+        self.tokens, self.length, self._count = tokens, tokens.shape[1], count
+        self.size = count * self.length
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
+        return token_batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return [DataFile(self.tokens.file)]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from samestep import UserError, noise
 from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
+from samestep.models.wide import wide
 
 DRAFT = noise.purpose("mdlm.draft")
 KEEP = noise.purpose("mdlm.keep")
@@ -41,9 +42,8 @@ def logits_at(
     if not cfg_scale:
         return logits
     unconditional: Tensor = module(tokens.masked_fill(prompt, mask))[positions]
-    exact = torch.promote_types(logits.dtype, torch.float32)
     # The same as unconditional + (cfg_scale + 1) * (logits - unconditional).
-    return logits.to(exact) + cfg_scale * (logits.to(exact) - unconditional.to(exact))
+    return wide(logits) + cfg_scale * (wide(logits) - wide(unconditional))
 
 
 def draft(

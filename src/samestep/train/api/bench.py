@@ -33,6 +33,7 @@ from samestep.train.api.stage_plan import Rate, StagePlan
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
+from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.train.artifacts.files import atomic_artifact, check_name
 from samestep.train.learner.draws import Draws
 from samestep.train.learner.evidence import EvidenceRecorder
@@ -283,20 +284,23 @@ class Bench:
         check_name(name)
         return atomic_artifact(self.artifact(name), self.world.is_main)
 
-    def array_artifact(self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]]) -> ArrayArtifact:
+    def array_artifact(
+        self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]], key: ArtifactKey | None = None
+    ) -> ArrayArtifact:
         """Arrays of `rows` rows that all ranks fill (see `Dump`): by field, the shape of a row and the type. Made while
-        the stage is built; appears when the stage is done. Collective."""
+        the stage is built; appears when the stage is done. A resume refuses another `key`. Collective."""
         check_array_artifact(name, self.array_artifacts, self.is_built)
         layout = ArrayLayout.make(name, rows, fields, proof=self.config.distributed.dtype == "float64")
         step = partial(getattr, self.progress, "step")
         self.array_artifacts[name] = ArrayArtifact(
-            self.artifact(name), layout, self.world, step=step, resumed=self.resumed, shared=self.shared
+            self.artifact(name), layout, self.world, step=step, resumed=self.resumed, shared=self.shared, key=key
         )
         return self.array_artifacts[name]
 
-    def read_array_artifact(self, name: str, stage: str | None = None) -> ArrayRows:
-        """The rows of an array artifact of this stage, or of an earlier one, memory-mapped. Collective."""
-        return open_array_rows(self.artifact(name, stage), self.world, self.shared)
+    def read_array_artifact(self, name: str, stage: str | None = None, key: ArtifactKey | None = None) -> ArrayRows:
+        """The rows of an array artifact of this stage, or of an earlier one, memory-mapped; refused if it was computed
+        from something else than `key` says. Collective."""
+        return open_array_rows(self.artifact(name, stage), self.world, self.shared, key)
 
     def _open_sinks(self) -> Sequence[Sink]:
         if self.sinks is None:

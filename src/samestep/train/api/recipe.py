@@ -16,6 +16,7 @@ from samestep.train.api.recipe_checks import check_names, check_stages
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import TRAINING_SETTINGS, Config
 from samestep.train.record.progress import Tick
+from samestep.world.world import World
 
 
 def no_validation(task: Any, tick: Tick) -> MetricValues:
@@ -128,6 +129,9 @@ class Recipe:
     networks: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] | None = None
     """(config) to a function for each learner that builds its network, as `build` does: for loading a trained network
     where the data of its stage is not at hand. Not needed where `build` makes the learner before it reads data."""
+    language_models: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
+    """(config) to a function for each learner that is a causal language model: (world) to the model, of the class
+    `LanguageModel`, that its training began with. Other runs can then begin with what it learned, by its name."""
     sample: Verb | None = None
     """Generates from a trained model."""
     evaluate: Verb | None = None

@@ -1,6 +1,6 @@
 """The rows of an array artifact, for the feeds of later stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.records import Json
 from samestep.train.artifacts.array_format import LAYOUT, ArrayField, ArrayLayout, array_path, damage_of
+from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.world.world import World
 
 
@@ -39,13 +41,20 @@ class ArrayRows:
         batch = {name: torch.from_numpy(array[chosen]) for name, array in self._arrays.items()}
         return {name: value.view(self.fields[name].torch_dtype) for name, value in batch.items()}
 
+    @property
+    def inputs(self) -> Mapping[str, Json]:
+        """The values of its key: what the rows were computed with."""
+        key = ArtifactKey.read(self._folder)
+        return key.values if key else {}
+
     def origins(self) -> list[Path]:
         """What a resume compares: the small file with the digests of the large ones."""
         return [self._folder / LAYOUT]
 
 
-def open_array_rows(folder: Path, world: World, shared: bool) -> ArrayRows:
-    """The rows of a finished artifact, on all ranks; refuses one that is missing or damaged. Collective."""
+def open_array_rows(folder: Path, world: World, shared: bool, key: ArtifactKey | None = None) -> ArrayRows:
+    """The rows of a finished artifact, on all ranks; refuses one that is missing or damaged, or was computed from
+    something else than `key` says. Collective."""
 
     def check() -> None:
         if world.is_main and not (folder / LAYOUT).exists():
@@ -54,6 +63,8 @@ def open_array_rows(folder: Path, world: World, shared: bool) -> ArrayRows:
             raise UserError(
                 f"stage {folder.parent.name!r} has left no array artifact {folder.name!r}; {listed} in {folder.parent}"
             )
+        if world.is_main and key is not None:
+            key.refuse_other(folder)
         if world.is_main and (damage := damage_of(folder, world.activity.made_progress)):
             raise UserError(
                 f"the array artifact {folder} is damaged: {damage}; restore the folder from a copy, or start a new run"

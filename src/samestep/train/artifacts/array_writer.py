@@ -32,6 +32,7 @@ from samestep.train.artifacts.array_format import (
     digest_of,
 )
 from samestep.train.artifacts.array_rows import require_shared
+from samestep.train.artifacts.artifact_key import KEY, ArtifactKey
 from samestep.train.artifacts.files import check_name
 from samestep.world.world import World
 
@@ -58,10 +59,12 @@ class ArrayArtifact:
         step: Callable[[], int],
         resumed: bool,
         shared: bool = True,
+        key: ArtifactKey | None = None,
     ) -> None:
-        """`step` gives the number of steps done so far; `shared`: all ranks see the run directory. Collective."""
+        """`step` gives the number of steps done so far; `shared`: all ranks see the run directory; `key` is stored
+        with it, and at a resume the rows so far must have the same. Collective."""
         require_shared(folder, world, shared)
-        self.layout = layout
+        self.layout, self._key = layout, key
         self._final, self._partial = folder, folder.with_name(f".{folder.name}.partial")
         self._world, self._step = world, step
         self._files: dict[str, _RowFile] = {}
@@ -134,8 +137,12 @@ class ArrayArtifact:
         self._require_space(self.layout.bytes)
         self._partial.mkdir()
         create_arrays(self._partial, self.layout)
-        write_json(self._partial / LAYOUT, self.layout.to_json())
+        self._write_layout()
         sync_folder(self._final.parent)
+
+    def _write_layout(self, digests: Mapping[str, str] | None = None) -> None:
+        stored = {} if self._key is None else {KEY: self._key.to_json(self._final.parent.parent)}
+        write_json(self._partial / LAYOUT, {**self.layout.to_json(digests), **stored})
 
     def _reopen(self) -> None:
         """Continue with the files of an earlier launch, which may have got as far as finishing them."""
@@ -153,6 +160,8 @@ class ArrayArtifact:
                 f"{_described(found)}, and has {self.layout.rows} rows and the fields {_described(self.layout)} now; "
                 "undo the change, or start a new run"
             )
+        if self._key is not None:
+            self._key.refuse_other(self._partial, whole=True)
         self._require_space(0)
 
     def _require_space(self, new: int) -> None:
@@ -190,7 +199,7 @@ class ArrayArtifact:
             )
         moved = self._world.activity.made_progress
         digests = {name: digest_of(array_path(self._partial, name), moved) for name in self.layout.fields}
-        write_json(self._partial / LAYOUT, self.layout.to_json(digests))
+        self._write_layout(digests)
         os.rename(self._partial, self._final)
         sync_folder(self._final.parent)
 

@@ -34,8 +34,14 @@ from samestep.world.world import World
 class Frozen:
     """A network without gradients, in evaluation mode."""
 
-    def __init__(self, name: str, enter: Callable[[], AbstractContextManager[nn.Module]]) -> None:
-        self.name, self._enter = name, enter
+    def __init__(
+        self, name: str, enter: Callable[[], AbstractContextManager[nn.Module]], weights_hash: Callable[[], str]
+    ) -> None:
+        self.name, self._enter, self._weights_hash = name, enter, weights_hash
+
+    def weights_hash(self) -> str:
+        """A hash of its weights, the same at any world size; see `Learner.weights_hash`. Every rank must call it."""
+        return self._weights_hash()
 
     def inference(self) -> AbstractContextManager[nn.Module]:
         """The network, without gradients and in the arithmetic of the run's mixed precision.
@@ -61,7 +67,12 @@ def place_frozen(
 
 
 def ready_frozen(
-    name: str, module: nn.Module, world: World, compute: torch.dtype | None, kernel: str | None = None
+    name: str,
+    module: nn.Module,
+    world: World,
+    compute: torch.dtype | None,
+    kernel: str | None,
+    weights_hash: str,
 ) -> Frozen:
     """A network that was placed. Its weights are cast to the type of mixed precision once, since they never change.
     `kernel` computes its attention."""
@@ -77,7 +88,7 @@ def ready_frozen(
             if isinstance(module, FSDPModule):
                 module.reshard()  # the outermost unit stays gathered after a forward pass
 
-    return Frozen(name, enter)
+    return Frozen(name, enter, lambda: weights_hash)
 
 
 def fill_from(learner: Learner) -> FillFunction:

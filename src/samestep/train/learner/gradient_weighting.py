@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
+from samestep.models.wide import wide_type
 from samestep.train.logging.metrics import Metric, Metrics, part_of
 
 Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -112,8 +113,7 @@ def weigh(
         check_rows(f"term {term!r} of learner {learner!r}", values, count)
         if filler or not micro_batches.weight(term):  # selected, not multiplied by zero: a row may be NaN
             values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
-        exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
-        sums[term] = values.sum(dtype=exact)
+        sums[term] = values.sum(dtype=wide_type(values.dtype))
     total = reduce(
         add, [sums[term] * (coefficient / (micro_batches.weight(term) or 1.0)) for term, coefficient in trained.items()]
     )

@@ -25,10 +25,13 @@ def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple
     drawn.
     """
     blank = try_build_on_meta(make)
-    can_stay_on_meta = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
+    can_stay_on_meta = blank is not None and _is_drawn(blank) and not any(True for _ in blank.buffers())
     module = blank if blank is not None and can_stay_on_meta else make()
-    has_init = isinstance(module, ParameterInit)
-    return module, partial(draw_parameters, seed=seed, learner=learner) if has_init else None
+    return module, partial(draw_parameters, seed=seed, learner=learner) if _is_drawn(module) else None
+
+
+def _is_drawn(module: nn.Module) -> bool:
+    return isinstance(module, ParameterInit) and not getattr(module, "has_weights", False)
 
 
 @torch.no_grad()

@@ -11,7 +11,15 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from samestep.core.errors import UserError
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
 from samestep.parallel.wrap import Parallel, local, uncompiled
-from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, merged_weights, without_adapters
+from samestep.train.learner.content_hash import content_hash
+from samestep.train.learner.lora import (
+    base_state,
+    frozen_names,
+    has_adapters,
+    has_frozen_base,
+    merged_weights,
+    without_adapters,
+)
 from samestep.train.learner.preparation import Choices, Preparation
 from samestep.world.world import World
 
@@ -113,6 +121,11 @@ class LearnedNetwork:
         options = StateDictOptions(full_state_dict=full, cpu_offload=full, ignore_frozen_params=self.has_frozen_base)
         found = get_model_state_dict(self._parallel.inner, options=options)
         return {name: value for name, value in found.items() if name not in self._unsaved} if self._unsaved else found
+
+    def weights_hash(self) -> str:
+        """A hash of the weights as they are now, the same at any world size, and that of a frozen network with these
+        weights; of a network with adapters that of its base. Every rank must call it."""
+        return content_hash(base_state(self.module) if self.has_adapters else self.module.state_dict())
 
     def merged_weights(self) -> dict[str, Tensor]:
         """The weights of the network without adapters, with what they have learned added to its base, on the CPU of

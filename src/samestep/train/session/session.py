@@ -39,7 +39,7 @@ from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
 from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
-from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
+from samestep.train.session.takeover import remove_half_taken, take_over
 from samestep.train.weights.first_weights import check_start
 from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.watchdog import Watchdog
@@ -135,20 +135,13 @@ class Session:
         """Whether the stage was taken over from another run; all stages before it must have been, too."""
         if not self.config.stages_from:
             return False
-
-        def work() -> tuple[bool, str]:
-            earlier = stages[: stages.index(stage)]
-            if not self._world.is_main or not all(is_taken_over(context.rundir, each.name) for each in earlier):
-                return False, ""
-            moved = self._world.activity.made_progress
-            return take_over(stage, stage_config(stage, self.config), context.rundir, self._code, moved)
-
+        earlier, config = stages[: stages.index(stage)], stage_config(stage, self.config)
         with self._world.activity.doing("data"):
-            taken, sentence = self._world.run_on_all_ranks(f"taking over stage {stage.name!r}", work)[0]
+            taken, sentence = take_over(stage, earlier, config, context.rundir, self._code, self._world)
         if sentence:
             context.screen.print(sentence)
             context.events.event("take_over", stage=stage.name, taken=taken, text=sentence)
-        return bool(taken)
+        return taken
 
     def _checked_stages(self) -> Sequence[Stage]:
         """The recipe's stages, once `until` and every `start` are known to name one of them."""

@@ -1,11 +1,12 @@
 """Taking over finished stages of another run: `stages_from=RUN`.
 
-A stage is taken over if the other run finished it with the same settings, code and data files, and every stage before
-it was taken over. Data that names no files in `origins()` is not compared: its rows are known once the stage is built,
-which may need all that taking it over saves. They follow from settings and code, unless the code reads them from a file
-that it does not name.
+A stage is taken over if the other run finished it with the same settings, code and data files, if the files in the keys
+of its artifacts have not changed since, and if every stage before it was taken over. Data that names no files in
+`origins()` is not compared: its rows are known once the stage is built, which may need all that taking it over saves.
+They follow from settings and code, unless the code reads them from a file that it does not name.
 
-All functions run on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a hidden folder:
+All but `take_over` runs on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a hidden
+folder:
 
 1. `.taking_over/STAGE/` gets the checkpoints and the artifacts, with a done.json that names the other run.
 2. Its checkpoints are renamed into place, and first_launch.json gets what the other run fixed for the stage.
@@ -15,7 +16,7 @@ All functions run on rank 0 alone. The files are hard-linked (copied where the d
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -32,9 +33,11 @@ from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
 from samestep.train.api.recipe import Stage
 from samestep.train.api.stage_feeds import FeedName
+from samestep.train.artifacts.artifact_key import changed_inputs
 from samestep.train.record.extension import read_done
 from samestep.train.record.fixed_values import DATA, read_fixed
 from samestep.train.record.run_record import CodeChanges, find_run
+from samestep.world.world import World
 
 SOURCE = "taken_over_from"
 """The key in done.json of a stage that was taken over: the directory of the other run."""
@@ -59,22 +62,52 @@ def done_record(step: int, config: Any, code: Mapping[str, str] | None) -> dict[
 
 
 def take_over(
-    stage: Stage, config: Any, rundir: RunDir, code: Mapping[str, str], moved: Callable[[], None] = lambda: None
+    stage: Stage, earlier: Sequence[Stage], config: Any, rundir: RunDir, code: Mapping[str, str], world: World
 ) -> tuple[bool, str]:
-    """Take the stage over from the run `config.stages_from` if it is the same there: whether it was, and a sentence
-    about it. `config` has the settings of the stage, `code` the hashes of the recipe's files; `moved` is called
-    regularly."""
+    """Take the stage over from the run `config.stages_from` if it is the same there, and all `earlier` ones were taken
+    over: whether it was, and a sentence about it. `config` has the settings of the stage, `code` the hashes of the
+    recipe's files. Collective."""
+    moved, doing = world.activity.made_progress, f"taking over stage {stage.name!r}"
+
+    def on_main(work: Callable[[], Json]) -> Json:
+        return world.run_on_all_ranks(doing, lambda: work() if world.is_main else None)[0]
+
+    found = on_main(lambda: _find_source(stage, earlier, config, rundir, code, moved))
+    if found is None:
+        return False, ""
+    path, difference, not_compared = found
+    source = RunDir(Path(path))
+    difference = difference or changed_inputs(source.artifacts(stage.name), rundir.artifacts(""), world)
+    if difference:
+        return False, f"stage {stage.name!r} is not taken over from {path}: {difference}"
+    on_main(lambda: _take(stage.name, source, rundir, moved))
+    return True, f"stage {stage.name!r} is taken over from {path}{not_compared}"
+
+
+def _find_source(
+    stage: Stage,
+    earlier: Sequence[Stage],
+    config: Any,
+    rundir: RunDir,
+    code: Mapping[str, str],
+    moved: Callable[[], None],
+) -> Json:
+    """The run to take the stage over from, how the stage differs there, and what was not compared; None where it is
+    not to be taken over at all."""
+    if not all(is_taken_over(rundir, each.name) for each in earlier):
+        return None
     if checkpoint_folders(rundir.checkpoints(stage.name)):
-        return False, ""  # it was begun here
+        return None  # it was begun here
     source = find_run(config.stages_from, config.out)
     if source.path.absolute() == rundir.path.absolute():
         raise UserError(f"stages_from={config.stages_from} is this run itself; name another run")
     found = _compare(stage, config, source, code) or _compare_data(stage.name, source, rundir, moved)
-    if found.difference:
-        return False, f"stage {stage.name!r} is not taken over from {source.path}: {found.difference}"
-    _link(stage.name, source, rundir, moved)
-    _publish(stage.name, source, rundir)
-    return True, f"stage {stage.name!r} is taken over from {source.path}{found.not_compared}"
+    return [str(source.path), found.difference, found.not_compared]
+
+
+def _take(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> None:
+    _link(stage, source, rundir, moved)
+    _publish(stage, source, rundir)
 
 
 def remove_half_taken(rundir: RunDir) -> None:

@@ -9,21 +9,24 @@ import torch
 from torch import nn
 
 from samestep.checkpoint.loading import verified_manifest
-from samestep.checkpoint.manifest import DamageError, read_manifest
+from samestep.checkpoint.manifest import MANIFEST, DamageError, read_manifest
 from samestep.checkpoint.weight_files import open_weight_file
 from samestep.checkpoint.weight_sources import WeightSource
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
+from samestep.models.model_files import weights_in
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
 from samestep.train.api.trusted_recipes import require_trusted
+from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
+from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.record.run_record import RunRecord, find_run
 from samestep.train.trained.network_building import BuiltNetwork, TrainedStage, build_network
-from samestep.train.trained.published import read_record
+from samestep.train.trained.published import RECORD, read_record
 from samestep.train.weights.bases import find_base
 from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.weights.sources import (
@@ -34,6 +37,7 @@ from samestep.train.weights.sources import (
     open_weights,
     run_of,
 )
+from samestep.world.world import World
 
 _PT = ".pt"
 TOKENIZER = "tokenizer"
@@ -88,10 +92,25 @@ class Trained:
         self.check_intact()
         return checkpoint_weights(self.source, name, averaged=self.averaged, verify=False)
 
+    def weight_files(self) -> dict[str, Path]:
+        """Files that are others as soon as the weights are, by their names. Of a checkpoint that is the manifest, which
+        has the checksums of its files, and the hash of a base that its adapters stand on."""
+        if is_checkpoint(self.source):
+            return {MANIFEST: self.source / MANIFEST}
+        files = [*weights_in(self.source), self.source / RECORD] if self.source.is_dir() else [self.source]
+        return {path.name: path for path in files if path.is_file()}
+
     def check_intact(self) -> None:
         """Refuse a damaged checkpoint, unless all of it was checked already."""
         if is_checkpoint(self.source) and not self.verified:
             verified_manifest(self.source)
+
+    def read_array_artifact(self, name: str, stage: str, world: World, key: ArtifactKey | None = None) -> ArrayRows:
+        """The rows of an array artifact that a stage of its run has left, as `bench.read_array_artifact` gives them.
+        Collective."""
+        if self.run is None:
+            raise UserError(f"Name the run, or a checkpoint in it, instead of {self.source}: what it read is there.")
+        return open_array_rows(self.run.artifacts(stage) / name, world, shared=True, key=key)
 
     def load(self, module: nn.Module, learner: str | None = None) -> None:
         """Fill a module of the right shape with the weights, on its device and in its type."""

@@ -141,7 +141,7 @@ class FrozenNetworks:
         if self._compiles:
             self.compile()
         kernel = None if self._config.attention == "auto" else self._config.attention
-        return ready_frozen(name, module, self._world, self._compute, kernel)
+        return ready_frozen(name, module, self._world, self._compute, kernel, self.hashes[f"frozen/{name}"])
 
     def _place(self, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None) -> nn.Module:
         """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
@@ -167,14 +167,14 @@ class FrozenNetworks:
             if not as_it_is:
                 raise UserError(f"{what} uses the learner's own network; leave out its shard and dtype")
             if self._begins_at_base[learner.name]:
-                return Frozen(name, learner.adapters_off)
+                return Frozen(name, learner.adapters_off, learner.weights_hash)
             first = FirstAdapters(learner)
             if self._stage.resumed:
                 self._read(path, first.tensors)
             else:
                 write_copy(path, first.tensors, self._world)
             self._check(what, key, first.tensors)
-            return Frozen(name, first.in_use)
+            return Frozen(name, first.in_use, lambda: f"{learner.weights_hash()} {self.hashes[key]}")
         is_copied = self._first_launch.fix(
             f"copied/{name}", lambda: not self._first_weights.can_read_again(learner.name)
         )

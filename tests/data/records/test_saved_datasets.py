@@ -10,7 +10,7 @@ import pytest
 
 from page_server import PageServer, serving
 from samestep.core.errors import UserError
-from samestep.data.table_files import EVERY_KIND, Table, read_table
+from samestep.data.records.reading import Records
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -24,10 +24,11 @@ def recorder() -> Iterator[PageServer]:
         yield server
 
 
-def read(folder: Path) -> Table:
-    table = read_table(str(folder), EVERY_KIND)
-    table.check()
-    return table
+def read(folder: Path) -> Records:
+    records = Records(str(folder))
+    assert records.rows
+    records.check()
+    return records
 
 
 def saved(folder: Path, texts: Sequence[str] = TEXTS) -> Path:
@@ -63,7 +64,9 @@ def test_media_columns_are_not_fetched(tmp_path: Path, recorder: PageServer) -> 
     assert [row.values["text"] for row in table.rows] == TEXTS
     assert table.columns == ["text", "image", "more", "in"]
     table.texts(table.rows[1], ["image"])
-    with pytest.raises(UserError, match=r"Fix .*saved: row 2: 'image' is no text but \"struct<bytes: binary"):
+    with pytest.raises(
+        UserError, match=r"records of .*saved, .*\n  row 2: 'image' is no text but \"struct<bytes: binary"
+    ):
         table.check()
 
 
@@ -119,7 +122,7 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved")
     (file,) = folder.glob("*.arrow")
     file.write_bytes(file.read_bytes().replace(b"onetwothree", b"onet\xffothree"))
-    with pytest.raises(UserError, match=r"Fix .*saved: row 2: 'text' is damaged \(.*UTF8.*\)\.$"):
+    with pytest.raises(UserError, match=r"records of .*saved, .*\n  row 2: 'text' is damaged \(.*UTF8.*\)$"):
         read(folder)
 
 

@@ -1,0 +1,26 @@
+"""Writing with a language model: generators that end where its texts end and never write what it must not."""
+
+from dataclasses import replace
+
+from samestep.kit.language_model import LanguageModel
+from samestep.train.api.bench import Bench
+from samestep.train.api.generation import GenerationConfig, LocalGenerator
+from samestep.train.learner.draws import Draws
+from samestep.world.world import World
+
+
+def generator_in_stage(
+    bench: Bench, model: LanguageModel, purpose: str, config: GenerationConfig, in_step: bool = True
+) -> LocalGenerator:
+    """For a network of this stage. Only inside of a step may it be left for a stop: after the updates of a step, these
+    would be lost."""
+    made = LocalGenerator.of(bench, purpose, config, eos=model.eos, pad=model.pad, forbidden=model.forbidden)
+    return made if in_step else replace(made, check_stop=None)
+
+
+def generator_outside(
+    model: LanguageModel, purpose: str, config: GenerationConfig, seed: int, world: World, rows_at_once: int
+) -> LocalGenerator:
+    """For a network that is only used, where nothing is trained."""
+    special = (model.eos, model.pad, model.forbidden)
+    return LocalGenerator(config, Draws(purpose, seed), world, *special, rows_at_once=rows_at_once)
