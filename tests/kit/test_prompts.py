@@ -29,8 +29,16 @@ def test_a_prompt_or_a_file_of_them(tmp_path: Path) -> None:
     assert PromptOptions(prompt="x").requests().prompts == ["x"]
     assert PromptOptions(prompts=file).requests().prompts == ["one", "two"]
     assert PromptOptions().requests().prompts == [""]
-    assert PromptOptions().requests(["otherwise"]).prompts == ["otherwise"]
-    assert PromptOptions(prompt="x").requests(["otherwise"]).prompts == ["x"]
+    asked: list[str] = []
+
+    def otherwise() -> list[str]:
+        asked.append("it")
+        return ["otherwise"]
+
+    for options in (PromptOptions(prompt="x"), PromptOptions(prompts=file)):
+        assert options.requests(otherwise).prompts != ["otherwise"]
+    assert not asked, "what is not needed is not looked for"
+    assert PromptOptions().requests(otherwise).prompts == ["otherwise"] and asked
     with pytest.raises(UserError, match=r"^Give --prompt or --prompts, not both.$"):
         PromptOptions(prompt="x", prompts=file)
     with pytest.raises(UserError, match="samples must be a whole number of at least 1"):

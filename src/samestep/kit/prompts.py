@@ -9,7 +9,7 @@ texts = write(requests.each(tokens), requests.ids())
 return requests.records({"text": text} for text in texts)
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
@@ -52,11 +52,13 @@ class PromptOptions(CheckedConfig):
         if not self.prompt and self.prompts is None:
             raise UserError("Give a text with --prompt, or a file with one on each line with --prompts.")
 
-    def requests(self, otherwise: Iterable[str] = ("",)) -> "Requests":
-        """One for each sample of each prompt that was given, or of these."""
+    def requests(self, otherwise: Callable[[], Sequence[str]] | None = None) -> "Requests":
+        """One for each sample of each prompt that was given, or of those that `otherwise` gives; or of an empty one."""
         if self.prompts is not None:
             return Requests(read_prompts(self.prompts), self.samples)
-        return Requests([self.prompt] if self.prompt else list(otherwise), self.samples)
+        if self.prompt or otherwise is None:
+            return Requests([self.prompt or ""], self.samples)
+        return Requests(otherwise(), self.samples)
 
 
 class Request(NamedTuple):

@@ -324,7 +324,7 @@ def test_settings_change_how_is_written_but_not_what_is_held_out(compared: Compa
     _, other, _ = compared("a", "--seed", "9", "--data.validation_fraction", "0.8")
     assert [pair["human"] for pair in plain["pairs"]] == [pair["human"] for pair in other["pairs"]]
     assert [pair["a"] for pair in plain["pairs"]] != [pair["a"] for pair in other["pairs"]]
-    _, short, _ = compared("a", "--writing.max_new_tokens", "1")
+    _, short, _ = compared("a", "--max_new_tokens", "1")
     assert {len(pair["a"].encode()) for pair in short["pairs"]} <= {
         0,
         1,
@@ -426,7 +426,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
     """Also the one that had nothing to ask."""
     server = ChatServer()
     server.replies = [(401, b"no")]
-    args = ["eval", str(runs / "a"), "--device", "cpu", "--limit", "1", "--writing.temperature", "0"]
+    args = ["eval", str(runs / "a"), "--device", "cpu", "--limit", "1", "--temperature", "0"]
     try:
         workers = local.start(main, 3, [*args, "--judge", server.url, "--judge_model", "m"], logs=tmp_path / "logs")
         codes = workers.wait(60)

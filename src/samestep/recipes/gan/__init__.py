@@ -26,6 +26,9 @@ from samestep.recipes.gan.stages import describe, stages
 
 __all__ = ["GanConfig", "recipe"]
 
+_WRITING = {name: f"writing.{name}" for name in paths_of(GenerationConfig)}
+"""What is written, by the names that all recipes have for it."""
+
 recipe = Recipe(
     config=GanConfig,
     stages=stages,
@@ -51,6 +54,6 @@ recipe = Recipe(
     describe=describe,
     networks=build_networks,
     language_models=language_models,
-    sample=Verb(generate, SampleOptions, aliases={name: f"writing.{name}" for name in paths_of(GenerationConfig)}),
-    evaluate=Verb(compare, CompareOptions, show=show_comparison, second="against"),
+    sample=Verb(generate, SampleOptions, aliases=_WRITING),
+    evaluate=Verb(compare, CompareOptions, aliases=_WRITING, show=show_comparison, second="against"),
 )

@@ -44,7 +44,7 @@ _CHOICE = noise.purpose("gan/compare/choice")
 @dataclass(frozen=True)
 class CompareOptions(CheckedConfig):
     """Compares the generators of two runs, or one with the human texts. Both write with the settings of the first one
-    (--writing.temperature 0.7, --seed 1)."""
+    (--temperature 0.7, --seed 1)."""
 
     against: str | None = None
     """The second run or checkpoint; null: the human texts."""

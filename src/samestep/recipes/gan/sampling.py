@@ -56,8 +56,12 @@ class SampleOptions(PromptOptions):
 
 def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """Complete each prompt `samples` times: one record per text, in order, on every rank."""
-    config = trained.config
-    requests = options.requests(record.prompt for record in load(config.data, config.seed).validation.records[:1])
+    config: GanConfig = trained.config
+
+    def held_out() -> list[str]:
+        return [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
+
+    requests = options.requests(held_out)
     prompts = requests.each(requests.prompts)
     written = complete_prompts(trained, config, "gan/sample", prompts, requests.ids(), world)
     found = zip(written.texts, written.cut, strict=True)
