@@ -64,7 +64,7 @@ def test_evaluate_refuses_activations_of_another_model(
     kind: str, runs: Path, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with with_change(model, kind):
-        assert main(["evaluate", str(runs / "whole"), "--rows", "2"]) == 2
+        assert main(["evaluate", str(runs / "whole"), "--limit", "2"]) == 2
     assert f"were computed with {CHANGES[kind][2]}; dump them again" in said(capfd)
 
 
@@ -72,9 +72,9 @@ def test_evaluate_refuses_a_network_around_another_model(
     runs: Path, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with with_change(model, "weights"):
-        assert main(["evaluate", str(runs / "whole"), "--rows", "2"]) == 2
+        assert main(["evaluate", str(runs / "whole"), "--limit", "2"]) == 2
     assert "were trained on another base than the recipe builds now" in said(capfd)
-    assert main(["evaluate", str(runs / "whole"), "--rows", "2"]) == 0
+    assert main(["evaluate", str(runs / "whole"), "--limit", "2"]) == 0
 
 
 @pytest.mark.parametrize("kind", CHANGES)
