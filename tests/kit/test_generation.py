@@ -11,7 +11,7 @@ MODEL = ByteModel(CausalConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_siz
 
 
 def test_both_write_what_the_model_may_and_end_where_it_ends() -> None:
-    how, bench, ids = GenerationConfig(max_new_tokens=200), bench_of(World.single(), "ddp"), torch.tensor([[0, 0]])
+    how, bench, ids = GenerationConfig(max_new_tokens=40), bench_of(World.single(), "ddp"), torch.tensor([[0, 0]])
     network = MODEL.network().eval()
     inside = generator_in_stage(bench, MODEL, "write", how)
     outside = generator_outside(MODEL, "write", how, bench.config.seed, World.single(), 4)

@@ -127,9 +127,7 @@ class ByteModel:
 
     def __post_init__(self) -> None:
         if self.shape.vocab_size != BYTES.size:
-            raise UserError(
-                f"Leave {self.setting}.vocab_size at {BYTES.size}: the built-in language model reads bytes."
-            )
+            raise UserError(f"Leave {self.setting}.vocab_size at {BYTES.size}: the built-in network reads bytes.")
 
     @property
     def forbidden(self) -> Sequence[int]:
@@ -168,7 +166,7 @@ class ByteModel:
 
     def begin(self, text: str | Chat) -> list[int]:
         if not isinstance(text, str):
-            raise UserError("Name a chat model: the built-in language model knows no chats.")
+            raise UserError("Name a chat model: the built-in network knows no chats.")
         assert BYTES.bos is not None
         return [BYTES.bos, *self.encode(text)]
 

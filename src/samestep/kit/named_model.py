@@ -142,4 +142,5 @@ def _trained_network(trained: Trained, model: LanguageModel, dtype: str) -> nn.M
         network = model.network()
         network.load_state_dict(weights)
     network.has_weights = True  # type: ignore[assignment]  # so that a learner does not draw them anew
-    return network if dtype == "auto" else network.to(getattr(torch, dtype))
+    is_of_proof = next(network.parameters()).dtype == torch.float64  # which is not rounded
+    return network if dtype == "auto" or is_of_proof else network.to(getattr(torch, dtype))

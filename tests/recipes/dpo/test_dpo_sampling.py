@@ -227,7 +227,7 @@ def test_a_list_with_mistakes_is_refused_or_used_without_them(folder: Path, capf
         ("texts", ["--prompt=a", "--pdb_file=one.pdb"], "Leave out --pdb_file: this model writes texts."),
         ("texts", ["--prompt=a", "--prompts=list.txt"], "Give --prompt or --prompts, not both."),
         ("texts", ["--prompt=a", "--max_new_tokens=255"], "Set --max_new_tokens to 254 or less, or shorten the prompt"),
-        ("texts", ["--prompt=a", "--chat"], "the built-in language model knows no chats"),
+        ("texts", ["--prompt=a", "--chat"], "the built-in network knows no chats"),
         ("other.pt", ["--pdb_file=one.pdb"], "no recipe knows the model in other.pt"),
     ],
 )

@@ -49,7 +49,7 @@ def _check_settings(config: DpoConfig) -> None:
         raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
     if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":
         raise UserError("Set distributed.strategy=ddp, or diversity_lambda=0: a sharded network cannot sample.")
-    if config.family == "text" and config.padding_free and config.model.name is None and config.model.dir is None:
+    if config.family == "text" and config.padding_free and config.model.path is None:
         raise UserError("Name a model of transformers with base_model_name, or leave padding_free at false.")
     if config.family == "text" and config.model.lora_rank and config.reference == "cached" and named_source(config):
         raise UserError("Set reference=live: the reference of adapters that were trained before is not computed ahead.")

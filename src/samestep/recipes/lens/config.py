@@ -144,6 +144,11 @@ class TrainableComponents(LoraSettings):
         """The names of the parts that are trained."""
         return [part for part in PATTERNS if attrgetter(part)(self)]
 
+    @property
+    def has_copy(self) -> bool:
+        """Whether a copy of the language model is trained."""
+        return True in (self.decoder.base_model, self.encoder.base_model)
+
     def groups(self, steps_per_epoch: int, stage_steps: int) -> dict[str, Group]:
         """What a learner needs to know, by patterns of parameter names."""
         found: dict[str, Group] = {}

@@ -18,15 +18,14 @@ LANGUAGE_MODEL = "language_model"
 def open_model(config: LensConfig, world: World, weights: Path | None = None) -> LanguageModel:
     """The model that a configuration names; `weights` are those of the built-in one, which are random without.
     Collective: it may be downloaded."""
-    parts, shape = config.trainable_components, config.pretrain.network
-    # Weights that are trained are float32, whatever they are stored in; what is frozen stays as it is.
-    is_trained = True in (parts.decoder.base_model, parts.encoder.base_model)
+    shape = config.pretrain.network
     model = open_language_model(
         config.model_name,
         world,
         shape=shape,
         setting="pretrain.network",
-        dtype="float32" if is_trained else config.model_dtype,
+        # Weights that are trained are float32, whatever they are stored in.
+        dtype="float32" if config.trainable_components.has_copy else config.model_dtype,
         tokenizer=config.tokenizer_name,
     )
     if isinstance(model, FolderModel):

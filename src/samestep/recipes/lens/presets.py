@@ -150,14 +150,14 @@ NO_EFFECT = (
         "it is for the built-in model, and model_name names another; leave out that or this",
     ),
     NoEffect(
-        ("tokenizer_name", "model_dtype"),
+        "tokenizer_name",
         lambda c: c.model_name is None,
-        "the built-in model reads bytes, and is trained in float32; set model_name, or leave it out",
+        "the built-in model reads bytes; set model_name, or leave it out",
     ),
     NoEffect(
         "model_dtype",
-        lambda c: True in (c.trainable_components.decoder.base_model, c.trainable_components.encoder.base_model),
-        "a copy of the model is trained, in float32; set base_model to false or lora, or leave it out",
+        lambda c: c.model_name is None or c.trainable_components.has_copy,
+        "it is the type of a named model that stays frozen; a model that is trained has float32; leave it out",
     ),
     NoEffect(
         "warm_start.*",
