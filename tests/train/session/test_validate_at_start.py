@@ -136,3 +136,40 @@ def test_a_stage_with_another_start_is_not_taken_over(shell: Shell) -> None:
     codes, output = shell("train", RECIPE, "--preset", "verify", "name=b", "stages_from=a", "validate_at_start=true")
     assert codes == [0], output
     assert "its settings differ (validate_at_start)" in output
+
+
+TWO_STAGES = """
+from pathlib import Path
+
+from samestep import Config, Recipe, Stage
+from train.session.scripted import Scripted
+
+
+def second(bench):
+    task = Scripted(bench)
+    Path("began").write_text(str(task.learner.module.weight.item()))
+    return task
+
+
+def stages(config):
+    first = Stage("first", Scripted, validate=Scripted.validate, best=("val/score", "max"))
+    return [first, Stage("second", second, start="first:best")]
+
+
+settings = {"max_steps": 8, "global_batch_size": 10, "batch_size": 3, "validate_every": 2}
+recipe = Recipe(config=Config, stages=stages, presets={"verify": settings})
+"""
+
+
+def test_a_later_stage_begins_with_the_best_validation_of_an_earlier_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is saved when it is found, not only where a save is due anyway."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    Path("two.py").write_text(TWO_STAGES)
+    scores = json.dumps({"2": 1.0, "4": 3.0, "6": 2.0, "8": 2.5})
+    codes, output = shell("train", "two.py", "--preset", "verify", "name=a", env={"SCORES": scores})
+    assert codes == [0], output
+    assert choose_checkpoint(RUN, "best", stage="first").name == "step_00000004"
+    (best,) = read_tensors(RUN.checkpoints("first") / "step_00000004", "model/model")["weight"].flatten().tolist()
+    assert float(Path("began").read_text()) == pytest.approx(best)

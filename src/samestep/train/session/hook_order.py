@@ -70,7 +70,12 @@ class Hooks:
 
 
 def assemble_hooks(
-    context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
+    context: SessionContext,
+    ready: ReadyStage,
+    sinks: list[Sink],
+    saver: Saver,
+    is_only_stage: bool,
+    is_last_stage: bool,
 ) -> Hooks:
     stage, bench, progress = ready.stage, ready.bench, ready.loop.progress
     config = bench.config  # the stage's own
@@ -100,7 +105,8 @@ def assemble_hooks(
         bench.learners,
         log,
         weights,
-        config.best_at_end or config.validate_at_start,
+        # Later stages begin with its best weights, or measure them: these must be on the disk.
+        config.best_at_end or config.validate_at_start or not is_last_stage,
     )
     validate.save_state = save.before_failure
     traces = context.rundir.profile(stage.name)

@@ -198,7 +198,7 @@ class StageRun:
         )
 
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
-        hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only)
+        hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only, self._is_last)
         profiling = hooks.profile.running() if hooks.profile else nullcontext()
         compiles = may_compile(ready.bench.config, self._world)
         stepping = self._world.activity.stepping(self._stage.name, self._progress.step, compiles=compiles)
