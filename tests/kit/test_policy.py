@@ -98,8 +98,8 @@ def test_the_clipped_objective_as_in_ppo_and_grpo(low: float, high: float) -> No
         bounded = torch.clamp(importance, 1 - low, 1 + high)
         each = advantages.unsqueeze(1)
         if kind == "here":
-            found = policy.clipped_gain(now, before, advantages, low, None if low == high else high)
-            loss = -found.gain
+            found = policy.clipped_objective(now, before, advantages, low, None if low == high else high)
+            loss = -found.objective
             outside = (importance < 1 - low) | (importance > 1 + high)
             assert torch.equal(found.is_clipped, outside) and outside.any() and not outside.all()
             assert torch.equal(policy.ratio(now, before), importance)
@@ -128,23 +128,24 @@ def test_a_ratio_that_has_moved_far_has_no_gradient(
     moved: float, advantage: float, value: float, has_gradient: bool
 ) -> None:
     now = doubles(math.log(moved)).requires_grad_()
-    found = policy.clipped_gain(now, doubles(0), doubles(advantage), 0.2)
-    assert float(found.gain) == pytest.approx(value)
+    found = policy.clipped_objective(now, doubles(0), doubles(advantage), 0.2)
+    assert float(found.objective) == pytest.approx(value)
     assert bool(found.is_clipped) == (abs(moved - 1) > 0.2)
-    found.gain.sum().backward()
+    found.objective.sum().backward()
     assert bool(now.grad.abs().sum() > 1e-9) == has_gradient
 
 
 def test_the_first_update_has_the_gradient_of_reinforce() -> None:
     """Where nothing has changed since the rollout, ratios are 1 and clip nothing."""
     before, advantages, gradients = sampled(2, rows=2)[1], doubles(2, -1), []
-    for gain in (policy.reinforce_gain, lambda now, a: policy.clipped_gain(now, before, a, 0.2).gain):
+    for clipped in (False, True):
         now = before.clone().requires_grad_()
-        gain(now, advantages).sum().backward()
+        found = policy.clipped_objective(now, before, advantages, 0.2).objective
+        (found if clipped else policy.reinforce_objective(now, advantages)).sum().backward()
         gradients.append(now.grad)
     assert torch.equal(*gradients)
     assert gradients[0].tolist() == [[2.0] * 5, [-1.0] * 5]
-    assert policy.reinforce_gain(doubles(-3, -4), advantages).tolist() == [-6.0, 4.0], "also of whole texts"
+    assert policy.reinforce_objective(doubles(-3, -4), advantages).tolist() == [-6.0, 4.0], "also of whole texts"
 
 
 def test_estimates_of_the_divergence_by_their_formulas() -> None:

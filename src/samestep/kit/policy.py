@@ -1,8 +1,8 @@
 """The arithmetic of policy gradients: advantages, ratios, divergences and entropies, each in one place.
 
     found = policy.group_advantages(rewards, size=8)                         # completions of a prompt follow each other
-    part = policy.clipped_gain(now, before, found.values, clip=0.2)          # [rows, tokens]
-    return {"policy": -part.gain.sum(1), "kl": policy.kl_k3(now, reference).sum(1)}
+    part = policy.clipped_objective(now, before, found.values, clip=0.2)          # [rows, tokens]
+    return {"policy": -part.objective.sum(1), "kl": policy.kl_k3(now, reference).sum(1)}
 
 Log-probabilities are [rows, tokens] of the tokens that were sampled, or [rows] of whole texts; advantages are [rows].
 `now` is by the network that learns, `before` by the one that sampled, `reference` by the one to stay close to. What is
@@ -24,7 +24,7 @@ __all__ = [
     "Clipped",
     "Moments",
     "batch_advantages",
-    "clipped_gain",
+    "clipped_objective",
     "entropy",
     "group_advantages",
     "kl_divergence",
@@ -34,7 +34,7 @@ __all__ = [
     "moments",
     "moments_of",
     "ratio",
-    "reinforce_gain",
+    "reinforce_objective",
     "standardized",
 ]
 
@@ -87,12 +87,12 @@ def ratio(now: Tensor, before: Tensor) -> Tensor:
 class Clipped(NamedTuple):
     """What is to be made larger, and where a bound was reached; both shaped as the log-probabilities."""
 
-    gain: Tensor
+    objective: Tensor
     is_clipped: Tensor
     """Whether the ratio is outside of its bounds, on either side."""
 
 
-def clipped_gain(
+def clipped_objective(
     now: Tensor, before: Tensor, advantages: Tensor, clip: float, clip_above: float | None = None
 ) -> Clipped:
     """The clipped objective of PPO and GRPO, which a loss is minus the mean of:
@@ -106,7 +106,7 @@ def clipped_gain(
     return Clipped(torch.minimum(moved * advantage, bounded * advantage), (moved != bounded).detach())
 
 
-def reinforce_gain(now: Tensor, advantages: Tensor) -> Tensor:
+def reinforce_objective(now: Tensor, advantages: Tensor) -> Tensor:
     """The objective of REINFORCE: advantage x log-probability. It is right for one update on a rollout."""
     return _by_row(advantages, now) * now
 

@@ -1,10 +1,11 @@
-"""What a pair of sequences teaches: the preferred one should gain more over the reference than the other one.
+"""What a pair of sequences teaches: the preferred one should become likelier, against the reference, than the other.
 
-    gain      log-probability under the policy minus that under the reference (by scored token, if length-normalised)
-    dpo       - log sigmoid(beta x (gain of the preferred - gain of the other)); with label smoothing e, a pair counts
-              as turned around with probability e (conservative DPO)
-    ipo       (gain of the preferred - gain of the other - 1 / (2 beta))^2
-    hinge     max(0, 1 - beta x (gain of the preferred - gain of the other))
+    log-ratio  log-probability under the policy minus that under the reference (by scored token, if length-normalised)
+    margin     log-ratio of the preferred sequence - log-ratio of the other
+    dpo        - log sigmoid(beta x margin); with label smoothing e, a pair counts as turned around with probability e
+               (conservative DPO)
+    ipo        (margin - 1 / (2 beta))^2
+    hinge      max(0, 1 - beta x margin)
 
 All functions are of sums per row, as a learner takes them.
 """
@@ -73,7 +74,7 @@ class PairScores:
 
 
 def preference_loss(objective: Objective, margin: Tensor) -> Tensor:
-    """The loss of each row, for the gain of the preferred sequence minus that of the other [rows]."""
+    """The loss of each row, for the margins [rows]."""
     if objective.loss_type == "ipo":
         return (margin - 1 / (2 * objective.beta)).square()
     scaled = objective.beta * margin
@@ -92,10 +93,10 @@ def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs
     """All terms of the pairs, a value a row. `sft` is a sum over scored tokens; a feed counts these."""
     own = scores.log_probs
     apart = torch.stack([own.chosen - reference.chosen, own.rejected - reference.rejected])
-    gain = apart
+    log_ratio = apart
     if objective.length_normalised:
-        gain = apart / torch.stack([scores.chosen_size, scores.rejected_size]).clamp(min=1)
-    margin = gain[0] - gain[1]
+        log_ratio = apart / torch.stack([scores.chosen_size, scores.rejected_size]).clamp(min=1)
+    margin = log_ratio[0] - log_ratio[1]
     # Of a policy that is still its reference, the sign of the margin is that of rounding: neither is preferred.
     is_tie = (margin == 0) | (apart.abs() <= _ROUNDING * torch.stack(own).abs()).all(0)
     return {
@@ -103,8 +104,8 @@ def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs
         SFT: -own.chosen,
         "accuracy": torch.where(is_tie, 0.5, (margin > 0).to(margin.dtype)),
         "margin": objective.beta * margin,
-        "chosen_reward": objective.beta * gain[0],
-        "rejected_reward": objective.beta * gain[1],
+        "chosen_reward": objective.beta * log_ratio[0],
+        "rejected_reward": objective.beta * log_ratio[1],
         "chosen_log_prob": own.chosen,
         "rejected_log_prob": own.rejected,
         # With pairs that come from elsewhere it measures how far the policy has moved on them.

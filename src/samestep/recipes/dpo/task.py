@@ -83,9 +83,11 @@ class Preferences(Fit):
         found, objective = accumulator.read(), self._objective
         lines = []
         for name, kind in (("chosen", "preferred"), ("rejected", "other")):
-            policy, gain = found[f"{name}_log_prob"], found[f"{name}_reward"] / objective.beta
+            policy, log_ratio = found[f"{name}_log_prob"], found[f"{name}_reward"] / objective.beta
             per = " per token" if objective.length_normalised else ""
-            lines.append(f"the {kind} sequences have log-probability {policy:.4f}, {gain:+.2e} from the reference{per}")
+            lines.append(
+                f"the {kind} sequences have log-probability {policy:.4f}, {log_ratio:+.2e} from the reference{per}"
+            )
         wanted = first_loss(objective)
         known = "ln 2" if math.isclose(wanted, math.log(2)) else f"{wanted:.6f}"
         lines.append(f"loss {found[DPO]:.6f} ({found[DPO] - wanted:+.1e} from {known})")

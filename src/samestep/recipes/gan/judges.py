@@ -273,7 +273,7 @@ class GenerativeJudge:
 
 def _policy_terms(batch: Batch, log_probs: Tensor) -> dict[str, Tensor]:
     """What is learned, and whether all rewards were equal, so that nothing is; that is only logged."""
-    values = -policy.reinforce_gain(log_probs, batch["judge_advantage"])
+    values = -policy.reinforce_objective(log_probs, batch["judge_advantage"])
     return {
         VERDICT: torch.where(batch["is_shown"], values, 0.0),
         "no_variance": batch["judge_no_variance"].to(values.dtype),

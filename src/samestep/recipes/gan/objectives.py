@@ -5,8 +5,8 @@ A loss here is sums per row, as a learner takes them: of each term over the row'
     reinforce   - advantage x log-probability
     ppo, grpo   - the smaller of ratio x advantage and clipped ratio x advantage, by token; they differ in what a
                 reward is compared with: all of the global batch, or the other completions of the same prompt
-    spin        - log sigmoid(beta x (gain of the human text - gain of the own text)), where a gain is the
-                log-probability now minus that when the text was written
+    spin        - log sigmoid(beta x (log-ratio of the human text - log-ratio of the own text)), where a
+                log-ratio is the log-probability now minus that when the text was written
 """
 
 from collections.abc import Mapping
@@ -61,9 +61,9 @@ def policy_terms(objective: Objective, now: Tensor, entropy: Tensor, rows: Mappi
     `now` and `entropy` are [rows, tokens], of the tokens in `rows["written"]`; `rows` also has their `is_written`,
     the log-probabilities `before` when they were sampled, `advantage` [rows], and `reference` if there is a penalty.
     """
-    clipped = policy.clipped_gain(now, rows["before"], rows["advantage"], objective.clip_eps)
-    gain = policy.reinforce_gain(now, rows["advantage"]) if objective.kind == "reinforce" else clipped.gain
-    terms = {"policy": -gain, "entropy": entropy, "clipped": clipped.is_clipped.to(now.dtype)}
+    clipped = policy.clipped_objective(now, rows["before"], rows["advantage"], objective.clip_eps)
+    larger = policy.reinforce_objective(now, rows["advantage"]) if objective.kind == "reinforce" else clipped.objective
+    terms = {"policy": -larger, "entropy": entropy, "clipped": clipped.is_clipped.to(now.dtype)}
     if "reference" in rows:
         terms["kl"] = policy.kl_k3(now, rows["reference"])
     return {name: torch.where(rows["is_written"], values, 0.0).sum(1) for name, values in terms.items()}
@@ -82,5 +82,5 @@ def policy_mix(objective: Objective) -> dict[str, float]:
 def spin_terms(objective: Objective, human: Tensor, own: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One preference a row. `human` and `own` are log-probabilities of whole texts [rows] now; `rows` has those from
     before, `human_before` and `own_before`."""
-    gain = (human - rows["human_before"]) - (own - rows["own_before"])
-    return {"preference": -logsigmoid(objective.spin_beta * gain), "preferred": (gain > 0).to(human.dtype)}
+    margin = (human - rows["human_before"]) - (own - rows["own_before"])
+    return {"preference": -logsigmoid(objective.spin_beta * margin), "preferred": (margin > 0).to(human.dtype)}

@@ -226,10 +226,10 @@ class LensRewards(LensStage):
 
     def _loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         found = network(batch, Lens.score)
-        clipped = policy.clipped_gain(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps)
+        clipped = policy.clipped_objective(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps)
         return {
-            "policy": -clipped.gain.mean(1),
-            "clipped": clipped.is_clipped.to(clipped.gain.dtype).mean(1),
+            "policy": -clipped.objective.mean(1),
+            "clipped": clipped.is_clipped.to(clipped.objective.dtype).mean(1),
             "mse": found["error"],
             "entropy": found["entropy"].mean(1),
         }
