@@ -54,15 +54,16 @@ PRINTERS = {
     "error": "from samestep.core.errors import print_error; print_error(T)",
     "log": "import logging; from samestep.core.logs import start_logging; start_logging(None, show='info');"
     "logging.getLogger('samestep.x').warning(T)",
-    "sample": "from samestep.cli.sample import _show; _show([{'text': T}])",
-    "samples": "from samestep.cli.sample import _show; _show([{'words': T}, {'text': T}])",
+    "sample": "from samestep.kit.showing import show_texts; show_texts([{'text': T}])",
+    "samples": "from samestep.kit.showing import show_texts; show_texts([{'words': T}, {'text': T}])",
     "line": "from samestep.train.logging.console import Screen; Screen(visible=True).print(T)",
     "banner": "from samestep.train.logging.console import Screen; Screen(visible=True).banner(T, {T: T})",
     "bar": "from samestep.train.logging.console import Screen\n"
     "with Screen(visible=True) as screen: screen.advance(T, 1, 2, T); screen.print(T)",
     "table": "from rich.table import Table; from samestep.core.console import PlainConsole\n"
     "table = Table(title=T); table.add_column(T); table.add_row(T); PlainConsole().print(table)",
-    "settings": "from samestep.cli.config import _draw; _draw([(T, (T,), [(T,)])], None)",
+    "settings": "from samestep.cli.config import _draw; from samestep.core.pages.tables import Table\n"
+    "_draw([Table((T,), [(T,)], title=T)], None)",
 }
 """Everything that prints, by what it prints."""
 

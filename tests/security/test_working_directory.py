@@ -130,7 +130,7 @@ def test_training_here_compiled(download: Download, short_folder: Path) -> None:
 
 def test_using_a_trained_model(download: Download) -> None:
     download.end(download.start("train", "lens", "name=model", *SMALL))
-    verbs = {"sample": ["model", "--text=a text about nothing"], "evaluate": ["model"], "config": ["lens"]}
+    verbs = {"sample": ["model", "--prompt=a text about nothing"], "evaluate": ["model"], "config": ["lens"]}
     for started in [download.start(verb, *args) for verb, args in verbs.items()]:
         download.end(started)
 

@@ -232,8 +232,8 @@ def test_fewer_records_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[str] = []
     monkeypatch.setattr(Screen, "print", lambda self, text: printed.append(text))
     task = adversaries(World.single(), size=99)
-    assert printed == ["benchmark.size=99: the benchmark has all 6 records kept for validation"]
-    assert task._benchmark is not None and len(task._benchmark._rows) == 6
+    assert printed == ["benchmark.size=99: the benchmark has all 7 records kept for validation"]
+    assert task._benchmark is not None and len(task._benchmark._rows) == 7
 
 
 def test_no_benchmark() -> None:

@@ -16,7 +16,9 @@ from samestep.checkpoint.loading import read_tensors
 
 pytestmark = pytest.mark.timeout(900)
 TRAIN = ["train", "gan", "--preset", "verify", "--no-log.tensorboard"]
-FILES = {f"{model}_{when}.pt" for model in ("generator", "judge") for when in ("step_2", "epoch_1", "step_4")}
+FILES = {
+    f"{model}_{when}.pt" for model in ("generator", "judge") for when in ("step_2", "epoch_1", "step_4", "epoch_2")
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_another_run_begins_with_them_each_model_with_its_own(trained: Path, she
 def test_after_the_warm_up_the_generator_begins_with_what_that_learned(trained: Path, shell: Shell) -> None:
     file = trained / "one" / "weights" / "generator_step_2.pt"
     output = train(shell, "a", f"generator.init_from={file}", "--mle_epochs=1", "--max_steps=1")
-    assert "first weights of generator  stage 'mle', step_00000003" in output
+    assert "first weights of generator  stage 'mle', step_00000002" in output
     assert (shell.folder / "a" / "weights" / "mle" / "generator_epoch_1.pt").exists()
     assert (shell.folder / "a" / "weights" / "gan" / "judge_step_1.pt").exists()
 

@@ -28,7 +28,7 @@ recipe = Recipe(
         "skip_invalid": "data.skip_invalid",
         "base_model_name": "model.name",
         "base_model_dir": "model.dir",
-        **{name: f"model.{name}" for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")},
+        "lora_rank": "model.lora_rank",
         "beta": "objective.beta",
         "diversity_lambda": "objective.diversity_lambda",
         "output_dir": "out",
