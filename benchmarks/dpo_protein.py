@@ -133,7 +133,7 @@ def by_hand(args: argparse.Namespace, name: str, data: str) -> float:
 def read_rows(family: ProteinFamily, data: str) -> list[dict[str, Tensor]]:
     """All pairs of a file, ready to be padded."""
     records = family._read(data)
-    rows = ProteinRows(records.pairs, records.files)
+    rows = ProteinRows(records.pairs, records.origins)
     return [rows[number] for number in range(len(rows))]
 
 

@@ -1,6 +1,7 @@
 """Text DPO beside TRL's DPOTrainer: the same tiny model, pairs, order and settings; losses step by step, and speed.
 
-    python benchmarks/dpo_text.py [--steps 20] [--batch 8] [--rate 1e-3] [--hidden 64] [--layers 2] [--reference live]
+    python benchmarks/dpo_text.py [--steps 20] [--batch 8] [--rate 1e-3] [--hidden 64] [--layers 2]
+        [--reference live] [--loss dpo]
 
 TRL must be installed beside samestep (pip install trl). Both train a Llama with random weights on this machine's CPU or
 GPU in float32. The speed is that of a second run of each, without its first 5 steps.
@@ -74,6 +75,7 @@ def with_samestep(folder: Path, args: argparse.Namespace, name: str) -> tuple[li
         "weight_decay": 0.0,
         "beta2": 0.999,
         "beta": 0.1,
+        "objective.loss_type": args.loss,
         "bucketed": False,
         "reference": args.reference,
         "log.every": 1,
@@ -130,6 +132,7 @@ def with_trl(folder: Path, pairs: list[dict[str, Any]], args: argparse.Namespace
         weight_decay=0.0,
         max_grad_norm=1.0,
         beta=0.1,
+        loss_type=[{"dpo": "sigmoid"}.get(args.loss, args.loss)],
         logging_steps=1,
         report_to=[],
         save_strategy="no",
@@ -167,12 +170,14 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--reference", choices=["cached", "live"], default="live")
+    parser.add_argument("--loss", choices=["dpo", "ipo", "hinge"], default="dpo")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         make_model(folder / "model", args.hidden, args.layers)
         pairs = write_pairs(folder / "pairs.jsonl")
-        (folder / "few.jsonl").write_text("\n".join(map(json.dumps, pairs[:2])))
+        few = [{**pair, "prompt": f"Help: {pair['prompt']}"} for pair in pairs[:2]]  # what is trained on is refused
+        (folder / "few.jsonl").write_text("\n".join(map(json.dumps, few)))
         ours, our_speed = twice(lambda name: with_samestep(folder, args, name))
         theirs, their_speed = twice(lambda name: with_trl(folder, pairs, args))
     apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))

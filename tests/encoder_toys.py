@@ -21,17 +21,18 @@ TEXTS = [
 ]
 NAMES = {"bert": "Bert", "mpnet": "MPNet", "distilbert": "DistilBert", "xlm-roberta": "XLMRoberta", "qwen2": "Qwen2"}
 """How transformers begins the names of a kind's classes."""
+DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 POSITIONS = 40
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """MPNet counts positions from the padding token, which it takes to have the id 1."""
 
 
-def tokenizer_of(kind: str) -> Any:
-    """Whole words are tokens; of a Qwen2 they are bytes and pairs of them, since transformers knows no other of it."""
+def tokenizer_of(kind: str, without_special: bool = False) -> Any:
+    """Whole words are tokens; of a decoder they are bytes and pairs of them, as transformers wants them."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if kind == "qwen2":
+    if kind in DECODERS:
         inner = Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         letters = pre_tokenizers.ByteLevel.alphabet()
@@ -45,26 +46,29 @@ def tokenizer_of(kind: str) -> Any:
         inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
         inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
     ends = [("<s>", 0), ("</s>", 2)]
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    if not without_special:
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
 
 
-def backbone_folder(kind: str, folder: Path, **changes: Any) -> Path:
-    """A folder of transformers with a random model of this kind, whose weights are not small."""
+def backbone_folder(kind: str, folder: Path, *, without_special: bool = False, **changes: Any) -> Path:
+    """A folder of transformers with a random model of this kind, whose weights are not small. `without_special`: its
+    tokenizer puts nothing around a text."""
     import transformers
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     if kind == "distilbert":
         sizes = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
-    if kind == "qwen2":
+    if kind in DECODERS:
         sizes["num_key_value_heads"] = 2
-    tokenizer = tokenizer_of(kind)
+    tokenizer = tokenizer_of(kind, without_special)
     more = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": POSITIONS, "pad_token_id": 1, **changes}
-    config = getattr(transformers, f"{NAMES[kind]}Config")(**sizes, **more, initializer_range=0.3)
+    name = {**NAMES, **DECODERS}[kind]
+    config = getattr(transformers, f"{name}Config")(**sizes, **more, initializer_range=0.3)
     torch.manual_seed(7)
-    model = getattr(transformers, f"{NAMES[kind]}Model")(config).float()  # whatever the type of a proof
+    model = getattr(transformers, f"{name}Model")(config).float()  # whatever the type of a proof
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)  # norms and biases too

@@ -94,3 +94,16 @@ def player_folder(
         network = made(lambda: transformers.LlamaForCausalLM(config))
     network.to(dtype).save_pretrained(folder)
     return folder
+
+
+def every_folder(home: Path) -> dict[str, Path]:
+    """Models with each kind of template and tokenizer, by name."""
+    return {
+        "chatml": player_folder(home / "chatml", CHATML),
+        "trimmed": player_folder(home / "trimmed", TRIMMED, bytes_with_merges(begins=True)),
+        "dated": player_folder(home / "dated", DATED),
+        "brackets": player_folder(home / "brackets", BRACKETS, words_with_spaces(begins=True)),
+        "spaces": player_folder(home / "spaces", CHATML, words_with_spaces()),
+        "plain": player_folder(home / "plain"),
+        "begins": player_folder(home / "begins", None, words_with_spaces(begins=True)),
+    }

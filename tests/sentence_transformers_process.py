@@ -1,7 +1,8 @@
 """Answers questions about models with sentence-transformers alone: one line of JSON in, one line out.
 
 {"make": FOLDER, "base": FOLDER, "pooling": [...], "modules": [...], "prompts": {...}, "texts": [...]}
-{"load": FOLDER, "texts": [...], "options": {...}, "prompt_name": NAME}
+{"load": FOLDER, "texts": [...], "options": {...}, "prompt_name": NAME, "purpose": "query" or "document"}
+{"kl": TEMPERATURE, "vectors": [query, passage, ...], "scores": [[...], ...]}
 """
 
 import json
@@ -33,6 +34,7 @@ def main() -> None:
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
+    from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
     from torch import nn
 
     torch.set_num_threads(1)
@@ -58,11 +60,18 @@ def main() -> None:
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         kept.lines.clear()
+        if "kl" in question:
+            loss = DistillKLDivLoss(SentenceTransformer(modules=[modules.Normalize()]), temperature=question["kl"])
+            columns = [torch.tensor(vectors, dtype=torch.float64) for vectors in question["vectors"]]
+            scores = torch.tensor(question["scores"], dtype=torch.float64)
+            return {"loss": float(loss.compute_loss_from_embeddings(columns, scores))}
         if "make" in question:
             model = make(question)
         else:
             model = SentenceTransformer(question["load"], device="cpu", **question.get("options", {}))
-        vectors = model.encode(question["texts"], prompt_name=question.get("prompt_name"), show_progress_bar=False)
+        purpose = question.get("purpose")
+        encode = getattr(model, f"encode_{purpose}") if purpose else model.encode
+        vectors = encode(question["texts"], prompt_name=question.get("prompt_name"), show_progress_bar=False)
         about = {"similarity": model.similarity_fn_name, "max_length": model.max_seq_length, "prompts": model.prompts}
         return {"vectors": vectors.tolist(), "warnings": list(kept.lines), **about}
 

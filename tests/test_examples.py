@@ -1,7 +1,10 @@
 """The examples of the guide: they train, are short, and use only what is public."""
 
 import ast
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,10 +61,29 @@ def test_it_trains(name: str, tmp_path: Path) -> None:
     assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
 
 
+@pytest.mark.timeout(400)
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    """Its cells in a process of their own, each shown as a notebook shows it: by the value of its last line."""
+    cells = json.loads((EXAMPLES / "trained_models.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    shown = [f"{source.rpartition(chr(10))[0]}\nprint(({source.splitlines()[-1]}))" for source in sources]
+    (tmp_path / "cells.py").write_text("\n".join(shown))
+    found = subprocess.run(
+        [sys.executable, "cells.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert (
+        found.stdout.splitlines()[-1] == "(True, True)"
+        and "'generate'" in found.stdout
+        and "exit_code=0" in found.stdout
+    )
+    assert not any(cell.get("outputs") for cell in cells), "outputs are not kept"
+
+
 def test_the_plain_loop_and_the_recipe_fit_the_same_wave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile((EXAMPLES / "before.py").read_text(), "before.py", "exec"), {})
-    assert torch.load("net.pt").keys() == samestep.load(str(trained(tmp_path, "after"))).state_dict().keys()
+    assert torch.load("net.pt").keys() == samestep.load(str(trained(tmp_path, "after"))).network.state_dict().keys()
 
 
 def test_a_model_of_transformers_is_tuned_and_goes_out_as_it_came(tmp_path: Path) -> None:
@@ -76,15 +98,15 @@ def test_a_model_of_transformers_is_tuned_and_goes_out_as_it_came(tmp_path: Path
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32").eval()
     before = plain(torch.arange(12).view(2, 6)).logits
     plain.load_state_dict(load_file(tmp_path / "tuned.safetensors"))
-    tuned, loaded = plain(torch.arange(12).view(2, 6)).logits, samestep.load(str(run), "last")
+    tuned, loaded = plain(torch.arange(12).view(2, 6)).logits, samestep.load(str(run), "last").network
     assert (tuned - before).abs().max() > 1e-6, "it has learned something"
     torch.testing.assert_close(tuned, loaded(torch.arange(12).view(2, 6)).logits)
     make_model(tmp_path / "model", seed=1)
     with pytest.raises(samestep.UserError, match="were trained on another base than the recipe builds now"):
-        samestep.load(str(run))
+        _ = samestep.load(str(run)).network
     os.rename(tmp_path / "model", tmp_path / "elsewhere")
     with pytest.raises(samestep.UserError, match="the network of learner 'model' cannot be built again"):
-        samestep.load(str(run))
+        _ = samestep.load(str(run)).network
 
 
 def make_model(folder: Path, seed: int = 0) -> None:

@@ -49,7 +49,8 @@ def of_generators(text: str) -> str:
 
 def of_activations(text: str) -> str:
     metrics = {"fve": 0.25, "kl_recovered": 0.5, "kl": 1.0, "relative_error": 0.75}
-    results = {"model": text, "layer": 3, "t_text": 4, "best_of": 8, "rows": 2, "same_tokens": 0.5}
+    about = {"model": text, "layer": 3, "part": "test", "stage": text}
+    results = {**about, "t_text": 4, "best_of": 8, "rows": 2, "same_tokens": 0.5}
     record = dict.fromkeys(("before", "token", "after", "sampled", "greedy", "best"), text)
     errors = {"error": 0.5, "greedy_error": 0.4, "best_error": 0.3}
     return evaluation_page({**results, "methods": dict.fromkeys(METHODS, metrics)}, [{**record, **errors}])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.data.feed import Feed
 from samestep.data.loading import Batch, RowWeights
@@ -298,3 +299,13 @@ def _all_through(world: World, case: Case, strategy: str, patience: float) -> bo
     while world.store.add(key, 0) < world.size and time.monotonic() < end:
         time.sleep(0.002)
     return bool(world.store.add(key, 0) == world.size)
+
+
+class CountGathers(TorchDispatchMode):
+    """How often tensors are gathered from all ranks."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "allgather_base" in str(func)
+        return func(*args, **(kwargs or {}))

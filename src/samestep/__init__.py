@@ -84,8 +84,9 @@ if TYPE_CHECKING:
     from samestep.train.record.config import Config as Config
     from samestep.train.record.plan import Schedule as Schedule
     from samestep.train.record.progress import Tick as Tick
+    from samestep.train.trained.model import Model as Model
+    from samestep.train.trained.model import load as load
     from samestep.train.trained.trained_model import Trained as Trained
-    from samestep.train.trained.trained_model import load as load
     from samestep.world.world import World as World
 
 

@@ -50,7 +50,9 @@ def test_what_we_save_comes_back(tmp_path: Path) -> None:
     weights, extra, notes = load_weights(tmp_path / "w.pt")
     assert same(weights, WEIGHTS)
     assert extra == {"epoch": 3}
-    assert notes == ["took the weights under 'model_state_dict'"]
+    assert not notes, "this is how files are published"
+    torch.save({"model": WEIGHTS, "epoch": 3, "state_dict": WEIGHTS}, tmp_path / "w.pt")
+    assert load_weights(tmp_path / "w.pt").notes == ["took the weights under 'state_dict', not those under 'model'"]
 
 
 def test_a_failing_save_leaves_the_old_file(tmp_path: Path) -> None:

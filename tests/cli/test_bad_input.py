@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import EXAMPLE, SMALL, Shell
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.train.session import session
 from samestep.train.session.entry import train_with
 

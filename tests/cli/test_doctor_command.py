@@ -12,7 +12,7 @@ import torch
 from cli.conftest import Run
 from samestep.cli.main import main
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -1,5 +1,8 @@
 """`samestep export` as its users run it: a run becomes a folder, and the folder the beginning of another run."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ MDLM = ["train", "mdlm", "--preset=verify", "--distributed.dtype=float32", "--ma
 def test_a_run_goes_out_and_comes_back(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert shell(*MDLM, "--name", "a")[0] == [0]
     assert main(["export", "a", "out", "--max_shard_size", "20kB"]) == 0
-    assert "exported runs/a/checkpoints/pretrain/step_00000002 to out: 0.1 MB as fp32 in 3" in capsys.readouterr().out
+    assert "exported runs/a/checkpoints/pretrain/step_00000002 to out: 0.1 MB in 3" in capsys.readouterr().out
     codes, output = shell(*MDLM, "--name", "b", "--learning_rate=0", "--init_from", "out")
     assert codes == [0], output
     assert main(["export", "b", "back", "--max_shard_size", "1GB"]) == 0
@@ -47,3 +50,47 @@ def test_bad_words_are_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["export", *args]) == 2
     assert sentence in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from samestep.kit import transformers_export
+from samestep.cli.main import main
+transformers_export.write_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # everything else is written
+main(["export", "g", *sys.argv[1:], "--learner", "judge"])
+"""
+
+
+def test_a_killed_export_leaves_nothing_that_looks_finished(shell: Shell) -> None:
+    """The process is killed when all but the card is written; an older folder of that name stays as it was."""
+    assert shell("train", "gan", "--preset=verify", "--max_steps=1", "--name", "g")[0] == [0]
+    for more in ([], ["--overwrite"]):
+        before = {file: file.read_bytes() for file in Path("out").glob("*")}
+        killed = subprocess.run([sys.executable, "-c", KILLED, "out", *more], capture_output=True, timeout=300)
+        assert killed.returncode == -signal.SIGKILL
+        (left,) = Path().glob(".out.*.tmp")
+        assert (left / "model.safetensors").exists() and not (left / "samestep.json").exists()
+        assert {file: file.read_bytes() for file in Path("out").glob("*")} == before
+        assert main(["export", "g", "out", "--learner", "judge", *more]) == 0
+        assert not list(Path().glob(".out.*")), "what the kill left is removed"
+
+
+def test_only_what_was_exported_is_replaced(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell("train", "gan", "--preset=verify", "--max_steps=1", "--name", "g")[0] == [0]
+    other = Path("other")
+    for name in ("config.json", "model.safetensors"):
+        other.mkdir(exist_ok=True)
+        (other / name).write_text("somebody's")
+    export = ["export", "g", "--learner", "judge"]
+    for more in ([], ["--overwrite"]):
+        assert main([*export[:2], "other", *export[2:], *more]) == 2
+        assert "other exists and was not exported by samestep" in capsys.readouterr().err
+    Path("out").mkdir()
+    assert main([*export[:2], "out", *export[2:]]) == 0, "an empty folder is fine"
+    assert main([*export[:2], "out", *export[2:]]) == 2
+    assert "replace it with --overwrite" in capsys.readouterr().err
+    assert main([*export[:2], "out", *export[2:], "--adapters", "keep", "--overwrite"]) == 2
+    assert main([*export[:2], "out", *export[2:], "--dtype", "bf16", "--overwrite"]) == 0
+    Path("out/notes.txt").write_text("mine")
+    assert main([*export[:2], "out", *export[2:], "--overwrite"]) == 2
+    assert "out also holds notes.txt" in capsys.readouterr().err and Path("out/notes.txt").exists()

@@ -18,7 +18,7 @@ import samestep
 from cli.conftest import EXAMPLE, Shell
 from cli.test_train import metrics_of, rows, weights_of
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.launching.call import _recipe
 from samestep.why.collect import collect_evidence
@@ -34,11 +34,12 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", 
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for the processes that are started
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary = tmp_path_factory.mktemp("t")  # not tmp_path, which is too long for the sockets of data workers
+    monkeypatch.setenv("TMPDIR", str(temporary))  # for the processes that are started
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
 
 def workers(mark: str) -> dict[int, int]:

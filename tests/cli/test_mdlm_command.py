@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 
 from cli.conftest import Shell
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "mdlm"
@@ -20,11 +22,11 @@ LABELS = ("dataset", "model", "batch size per GPU", "total batch size", "epochs"
 LABELS += ("number of GPUs", "parameters", "mixed precision")
 
 
-def chats(folder: Path) -> Path:
-    """Forty questions with answers, prepared as characters."""
+def chats(folder: Path, tokenizer: str = "char") -> Path:
+    """Forty questions with answers, prepared as characters or for a model."""
     rows = [{"prompt": f"{a} + {b}?", "answer": f"{a + b}."} for a in range(5) for b in range(8)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    args = ["--out", str(folder / "chats"), "--tokenizer", "char", "--sequence_length", "40"]
+    args = ["--out", str(folder / "chats"), "--tokenizer", tokenizer, "--sequence_length", "40"]
     assert main(["data", "prepare", str(folder / "chats.jsonl"), *args]) == 0
     return folder / "chats"
 
@@ -36,7 +38,7 @@ def test_answers_to_chats_are_learned_and_a_run_goes_on_from_its_file(shell: She
     codes, output = shell(*args, "--name", "a", "--ema_decay=0.9")
     assert codes == [0], output
     found = [line.split("  ")[0] for line in output.splitlines() if "  " in line]
-    assert [found.count(label) for label in LABELS] == [1] * len(LABELS), output
+    assert [found.count(label) for label in (*LABELS, "padding")] == [1] * (len(LABELS) + 1), output
     assert "prompt:\nuser\n\n" in output
     run = Path("out/a")
     vocabulary = read_json(data / "metadata.json")["vocab_size"]
@@ -61,6 +63,26 @@ def test_another_run_begins_with_the_network_of_the_first_and_refuses_other_toke
     codes, output = shell("train", "mdlm", *SMALL, *flags, "--model_name", "runs/a", "--data_dir", str(data))
     assert codes == [2]
     assert "has other tokens than runs/a; prepare the text with the model's tokenizer" in output
+
+
+def test_chats_for_a_published_model_name_it_in_the_next_command_which_works_as_typed(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--max_steps=1", "--samples_at_end=0"]
+    assert shell("train", "mdlm", *SMALL, *flags, "--name", "a")[0] == [0]
+    assert main(["export", "a", "my model"]) == 0
+    Path("my model/sampling.json").unlink()
+    data = chats(shell.folder, "my model")
+    _, _, command = capsys.readouterr().out.strip().rpartition("next: ")
+    assert shlex.split(command) == shlex.split(
+        f"samestep train mdlm --data_dir {data} --preset llada-8b --model_name 'my model'"
+    )
+    codes, output = shell(*shlex.split(command)[1:], "--batch_size", "1", *flags, "--name", "b")
+    assert codes == [0], output
+    assert re.search(r"total batch size +1\b", output), "no more than what was typed"
+    (Path("my model") / "model.safetensors").unlink()
+    assert main(["data", "prepare", "chats.jsonl", "--tokenizer", "my model", "--sequence_length", "40"]) == 0
+    assert capsys.readouterr().out.strip().endswith("--data_dir chats_processed"), "there is no model to begin with"
 
 
 def test_the_scripts_that_people_know(shell: Shell) -> None:

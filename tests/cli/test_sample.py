@@ -87,7 +87,8 @@ def test_a_text_does_not_depend_on_what_else_is_asked_for(model: Path, tmp_path:
 def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
     codes, shown = sampled(model, "--prompt", "Hi ", "--watch", *SHORT, "--block_length", "4", "--no-stop")
     assert codes == [0], shown
-    lines = shown.splitlines()
+    said, *lines = shown.splitlines()
+    assert said.startswith("samestep: up to 2 tokens a pass")
     assert [line.split("  ")[0] for line in lines[:5]] == [f"pass {done}/4" for done in range(5)]
     assert lines[0].endswith("Hi ░░░░░░░░")
     assert re.search(r"Hi [^░]{4}░{4}$", lines[2])

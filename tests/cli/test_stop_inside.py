@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import Shell
 from cli.test_train import metrics_of, weights_of
 from samestep.checkpoint.manifest import find_checkpoints
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 RECIPE = str(Path(__file__).with_name("slow_rollout.py"))
 SETTINGS = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu", "--max_steps", "6"]

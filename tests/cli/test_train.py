@@ -10,7 +10,7 @@ import torch
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint.manifest import find_checkpoints
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 
 pytestmark = pytest.mark.timeout(900)
 

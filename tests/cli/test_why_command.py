@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import VERBS, main
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
 from samestep.why.records import VERDICTS
 
 

@@ -14,8 +14,8 @@ from samestep.checkpoint.files import write_file
 from samestep.checkpoint.safetensor_files import write_safetensors_file
 from samestep.checkpoint.tensors import HashingFileSystem
 from samestep.core.errors import UserError
+from samestep.core.json_files import JsonLines, atomic_file, write_atomically, write_json
 from samestep.core.logs import start_logging
-from samestep.core.records import JsonLines, atomic_file, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file, open_new, remove_leftovers, temporary_folder, temporary_name, write_text
 from samestep.data.prepared.writing import fresh_folder

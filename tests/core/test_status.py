@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.core.status import set_failed, set_status, set_stopped
 

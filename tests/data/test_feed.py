@@ -132,6 +132,31 @@ def test_workers_bring_the_same_batches_as_none() -> None:
         assert all(same(a, b) for a, b in zip(alone, feed(workers, prefetch), strict=True))
 
 
+class OfStep(OneByOne):
+    """Rows that hold their step, and the largest index of its global batch."""
+
+    def __init__(self, size: int, of: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(size)
+        self.of = of
+
+    def of_step(self, step: int, indices: np.ndarray) -> "OfStep":
+        return OfStep(len(self), (step, int(indices.max())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"index": torch.tensor(index), "of": torch.tensor(self.of)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_may_depend_on_the_global_batch_of_their_step(workers: int) -> None:
+    order = Shuffled(7, 3, seed=1)
+    for ranks in (1, 2, 4):
+        for rank in range(ranks):
+            feed = Feed(OfStep(7), order, rank_of(rank, ranks), micro_rows=1, length=3, workers=workers)
+            for step in range(3):
+                of = [step, order.ids(step)[:, 1].max()]
+                assert all(row == of for batch in feed[step].batches for row in batch["of"].tolist())
+
+
 def test_a_list_called_rows_is_not_a_method() -> None:
     class Table(OneByOne):
         rows = ("a", "list")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.doctor import check, doctor, rendezvous
 from samestep.doctor.check import Check, Measured
 from samestep.doctor.checks import collectives, disk, speed

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from samestep import Bench, Config, Fit, Recipe, Stage, Tick
 from samestep.core.config import free
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
-from samestep.core.records import JsonLines, write_json
+from samestep.core.json_files import JsonLines, write_json
 from samestep.core.rundir import RunDir
 
 NAME = "faults.false_alarms"

@@ -20,7 +20,7 @@ from faults import run_checks, toy
 from faults.fault_injection import SaveFault, train_with_fault
 from faults.run_checks import Reference
 from samestep.checkpoint.manifest import checkpoint_folders
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.launching.local import Workers, start
 from samestep.train.session.entry import train_with

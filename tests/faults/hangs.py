@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults import hang_faults, plain_hang
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose

@@ -10,7 +10,7 @@ from typing import Any
 from faults.toy import STEPS
 from samestep.checkpoint.commit import DELETING, REPLACED, STAGING
 from samestep.checkpoint.manifest import find_checkpoints, verify
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.verify.bitwise import first_change
 from samestep.verify.trace import RecordedLaunch

@@ -15,7 +15,7 @@ from faults.fault_runs import LAUNCH_TIMEOUT, STEP_DELAY, FaultRuns, small_disk
 from faults.trials import Trial, resume_and_check
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.world.agreement import MAX_DELAY
 

@@ -10,7 +10,7 @@ import pytest
 
 from faults import hang_faults, hangs, uneven
 from samestep.core.errors import EXIT_STALLED
-from samestep.core.records import Json, read_json
+from samestep.core.json_files import Json, read_json
 from samestep.core.rundir import RunDir
 from samestep.launching.local import Workers, start
 from samestep.train.session.entry import train_with

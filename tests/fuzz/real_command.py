@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.command import SENTENCE, TIMEOUT, TRACEBACK
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 RECIPE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 TRAIN = ("train", RECIPE, "--preset", "verify", "--no-log.tensorboard", "--name", "a", "--distributed.device", "cpu")

@@ -9,14 +9,9 @@ import pytest
 import torch
 
 from player_folders import (
-    BRACKETS,
-    CHATML,
-    DATED,
-    TRIMMED,
     UNUSED_ROWS,
-    bytes_with_merges,
+    every_folder,
     player_folder,
-    words_with_spaces,
 )
 from samestep import CausalConfig, CausalTransformer, UserError, open_causal_lm
 from samestep.data.tokenizer.vocabulary import BYTES
@@ -28,16 +23,7 @@ TEXTS = ["the sea", "  the\n\n", "\nthe", "1 and 2", "Zürich 🙂", "user", "a"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    home = tmp_path_factory.mktemp("folders")
-    return {
-        "chatml": player_folder(home / "chatml", CHATML),
-        "trimmed": player_folder(home / "trimmed", TRIMMED, bytes_with_merges(begins=True)),
-        "dated": player_folder(home / "dated", DATED),
-        "brackets": player_folder(home / "brackets", BRACKETS, words_with_spaces(begins=True)),
-        "spaces": player_folder(home / "spaces", CHATML, words_with_spaces()),
-        "plain": player_folder(home / "plain"),
-        "begins": player_folder(home / "begins", None, words_with_spaces(begins=True)),
-    }
+    return every_folder(tmp_path_factory.mktemp("folders"))
 
 
 CHAT = ["chatml", "trimmed", "brackets", "spaces"]

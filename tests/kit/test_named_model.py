@@ -89,7 +89,7 @@ def test_a_model_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = named(f"{run}:early")
     assert isinstance(first, ByteModel) and first.name == f"{run}:early" and first.limit == 256
-    trained = load(run, "last", "early")
+    trained = load(run, "last", "early").network
     assert same(first.network(), trained) and not same(named(f"{run}:late").network(), trained)
     checkpoint = max((run / "checkpoints" / "late").glob("step_*"))
     assert same(named(checkpoint).network(), named(f"{run}:late").network()), "it has no other learner"
@@ -113,7 +113,7 @@ def test_what_a_trained_model_follows_from(run: Path, adapted: Path, folder: Pat
     assert main(["export", str(run), str(tmp_path / "one.safetensors"), "--learner", "late", "--which", "last"]) == 0
     assert sole_file(named(tmp_path / "one.safetensors")) == tmp_path / "one.safetensors"
     assert main(["export", str(run), str(tmp_path / "model"), "--learner", "late", "--which", "last"]) == 0
-    assert set(named(tmp_path / "model").files["weights"]) == {"late.safetensors", "samestep.json"}
+    assert set(named(tmp_path / "model").files["weights"]) == {"model.safetensors", "samestep.json"}
 
 
 def sole_file(model: LanguageModel) -> Path:
@@ -161,12 +161,12 @@ def test_an_exported_model(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), str(tmp_path / "late.safetensors"), "--learner", "late", "--which", "last"]) == 0
     for place, learner in (("model", "early"), ("late.safetensors", "late")):
         model = named(tmp_path / place)
-        assert same(model.network(), load(run, "last", learner)) and model.decode(b"abc") == "abc"
+        assert same(model.network(), load(run, "last", learner).network) and model.decode(b"abc") == "abc"
 
 
 def test_adapters_are_added_to_their_base(adapted: Path, folder: Path, tmp_path: Path) -> None:
     model, base = named(f"{adapted}:late"), named(folder)
-    network = load(adapted, "last", "late")
+    network = load(adapted, "last", "late").network
     names = {name for name, _ in network.named_parameters() if "lora_A" in name}
     assert len(names) == 4 and all("q_proj" in name or "down_proj" in name for name in names)
     assert {layer.scaling["default"] for layer in network.modules() if hasattr(layer, "lora_A")} == {4.0}
@@ -196,5 +196,5 @@ def test_a_policy_begins_with_a_run(run: Path, tmp_path: Path) -> None:
     settings = [f"base_model_name={run}:late", f"train_data={records}", "data.limit=null", "learning_rate=0"]
     command = ["train", "dpo", "--preset", "verify-text", *SMALL[2:], f"out={tmp_path}", "name=dpo", *settings]
     assert main(command) == 0
-    assert same(load(tmp_path / "dpo", "last"), load(run, "last", "late"))
-    assert same(named(tmp_path / "dpo").network(), load(run, "last", "late")), "it can be named too"
+    assert same(load(tmp_path / "dpo", "last").network, load(run, "last", "late").network)
+    assert same(named(tmp_path / "dpo").network(), load(run, "last", "late").network), "it can be named too"

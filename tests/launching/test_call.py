@@ -17,7 +17,7 @@ import pytest
 import samestep
 from samestep.core.config import compose, dump, plain
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.launching.call import LaunchResult, _as_args, _wait
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")

@@ -16,7 +16,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.stop_signals import SIGNALS
 from samestep.launching import attempt
 from samestep.launching.failure import Failure, cause, exit_report_of, headline, tail
@@ -39,7 +39,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
             import os, signal, sys, time
             from pathlib import Path
             from samestep.core.exit_report import ExitReport
-            from samestep.core.records import write_atomically
+            from samestep.core.json_files import write_atomically
             rank = int(os.environ["RANK"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))
             write_atomically(Path(f"began_{rank}_{attempt}"), str(os.getpid()))

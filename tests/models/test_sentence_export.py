@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from encoder_toys import TEXTS, SentenceTransformers, backbone_folder, vectors_of
+from samestep.core.json_files import read_object
 from samestep.models.sentence_export import write_encoder
 from samestep.models.sentence_folder import open_encoder
 from samestep.models.small_encoder import small_encoder
@@ -56,6 +57,22 @@ def test_a_causal_model_that_looks_both_ways(library: SentenceTransformers, tmp_
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
+def test_stated_attention_and_end_token_are_written(library: SentenceTransformers, tmp_path: Path) -> None:
+    """The folder's tokenizer puts nothing around a text."""
+    base = backbone_folder("qwen2", tmp_path / "base", without_special=True)
+    library.ask(make=tmp_path / "published", base=base, texts=TEXTS, **PUBLISHED["qwen2"])
+    source = open_encoder(tmp_path / "published", attention="bidirectional", append_eos=True)
+    encoder = source.load()
+    write_encoder(tmp_path / "out", source, encoder.state_dict(), "")
+    answer = library.ask(load=tmp_path / "out", texts=TEXTS)
+    found = vectors_of(encoder, source.tokenizer, TEXTS, source.max_length)
+    torch.testing.assert_close(torch.tensor(answer["vectors"]), found, rtol=0, atol=1e-5)
+    stock = open_encoder(tmp_path / "published")
+    others = vectors_of(stock.load(), stock.tokenizer, TEXTS, source.max_length)
+    assert torch.cosine_similarity(found, others).max() < 0.95, "otherwise this proves nothing"
+
+
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_vectors_are_those_of_sentence_transformers(published: Any, kind: str) -> None:
     folder, wanted = published(kind)
@@ -94,6 +111,9 @@ def test_prompts_and_shorter_vectors(published: Any, library: SentenceTransforme
     torch.testing.assert_close(torch.tensor(answer["vectors"]), found[:, :5], rtol=0, atol=1e-5)
     write_encoder(tmp_path / "out", source, encoder.state_dict(), "", prompts={"passage": "p: "}, overwrite=True)
     assert open_encoder(tmp_path / "out").prompts == {"passage": "p: "}
+    config, tokenizer = (read_object(tmp_path / "out" / name) for name in ("config.json", "tokenizer_config.json"))
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "for version 4 of transformers"
+    assert tokenizer["tokenizer_class"] != "TokenizersBackend"
 
 
 def test_a_small_encoder_is_written_too(library: SentenceTransformers, tmp_path: Path) -> None:

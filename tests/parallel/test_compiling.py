@@ -120,5 +120,22 @@ def test_some_shapes_are_recorded_and_further_ones_only_compiled(monkeypatch: py
     assert backend.recorded == [True, True, False], "for one length, for any, and for any that is too many"
 
 
+def test_the_first_shape_keeps_its_code_whatever_comes_between() -> None:
+    torch._dynamo.reset()
+    ran: list[int] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        number = len(graphs)
+        graphs.append(graph)
+        return lambda *given: ran.append(number) or graph.forward(*given)  # type: ignore[func-returns-value]
+
+    graphs: list[fx.GraphModule] = []
+    compiler = LossCompiler(backend)
+    for length in (9, 5, 9, 7, 6, 9):
+        batch = {"x": torch.ones(2, length)}
+        assert compiler(summed, args=[batch])(nn.Identity(), batch).tolist() == [length, length]
+    assert ran == [0, 1, 0, 1, 1, 0], "one for the first length, one for any other"
+
+
 def summed(module: nn.Module, batch: Batch) -> Tensor:
     return module(batch["x"]).sum(1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planted.parts import VERIFY, Batch, Small, net, points
 from samestep import Bench, Fit, Recipe, Stage, Tick
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 from samestep.train.logging.metrics import Metric, Metrics
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planted.parts import VERIFY, Batch, Small, net, points
 from samestep import Bench, Recipe, Stage, Tick, Trained, Verb, evaluate
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
 from samestep.train.learner.ema import Average
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World

@@ -65,4 +65,5 @@ recipe = Recipe(
     lambda config: [Stage(name, partial(build, learner=name)) for name in ("early", "late")],
     presets={"verify": VERIFY},
     language_models=language_models,
+    model_settings=dict.fromkeys(("early", "late"), "model_name"),
 )

@@ -48,7 +48,7 @@ def distill(path: str, **options: Any) -> int:
 
 
 def lens(path: str, **options: Any) -> int:
-    return len(load_texts(LensData(path, **options), 0, 200).pieces)
+    return len(list(load_texts(LensData(path, **options), 0).pieces()))
 
 
 READERS: dict[str, Callable[..., int]] = {"mdlm": mdlm, "gan": gan, "dpo": dpo, "distill": distill, "lens": lens}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from security.strangers import Stranger, listening, process_tree
 
 pytestmark = pytest.mark.timeout(900)

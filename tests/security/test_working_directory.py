@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.world.watchdog import ending
 
 pytestmark = pytest.mark.timeout(900)

@@ -15,7 +15,7 @@ import pytest
 
 from faults import run_checks, toy
 from samestep.cli.main import main
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system import pausable
 from system.cleanup import MARKED

@@ -17,7 +17,7 @@ import pytest
 
 from faults import hang_faults
 from samestep.core import launch_env, processes
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.launching.schedulers import pbs
 from samestep.launching.schedulers.job import Allocation, Job, JobPart, Site

@@ -14,7 +14,7 @@ import pytest
 
 from faults import toy
 from faults.run_checks import metric_rows, tensor_checksums
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.train.session.entry import train_with
 from system.cleanup import environment

@@ -13,7 +13,7 @@ import pytest
 
 from faults import run_checks
 from faults.run_checks import Reference
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from system import pausable
 from system.cluster import Cluster

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from faults import toy
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.train.session.entry import train_with
 from system.cleanup import environment

@@ -9,7 +9,7 @@ import pytest
 
 from faults import run_checks
 from faults.run_checks import Reference
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
 from system.cluster_runs import ENDED, PAIR, ClusterRuns

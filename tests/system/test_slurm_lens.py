@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
 from system.cluster_runs import ENDED, ClusterRuns
@@ -40,6 +40,6 @@ def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns) -> None:
     assert [event["world"] for event in runs.events("chain", "launch")] == [1, 2]
     assert runs.status("chain") == "done"
     frozen = read_json(RunDir(runs.path("chain")).first_launch)
-    assert set(frozen) >= {"pretrain", "pretokenize", "dump", "train"}
+    assert set(frozen) >= {"pretokenize", "pretrain", "dump", "train"}
     submitted = read_json(RunDir(runs.path("chain")).job / "job.json")["jobs"]
-    assert [job["stages"] for job in submitted] == [["pretrain", "pretokenize", "dump"], ["train", "eval"]]
+    assert [job["stages"] for job in submitted] == [["pretokenize", "pretrain", "dump"], ["train", "eval"]]

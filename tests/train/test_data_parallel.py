@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.store import Store
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch

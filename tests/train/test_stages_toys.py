@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled

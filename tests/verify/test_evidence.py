@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
 from samestep.train.learner.evidence import EvidenceRecorder, module_hash

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.verify.trace import SET_UP, RecordedLaunch, splice
 from verify.synthetic import launch

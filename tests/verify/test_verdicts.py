@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from samestep.core.json_files import JsonLines, write_json
 from samestep.core.output import plural
-from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
 from samestep.verify.bitwise import differing_metric, read_metrics
 from samestep.verify.compare import compare

@@ -43,7 +43,9 @@ def test_recipe(recipe: str, preset: str, tmp_path: Path, capsys: pytest.Capture
         "killed at 3, resumed at 1 rank",
     ):
         assert f"ok      {done}" in output
-    assert re.search(r"ok      rounding floor: losses .*, gradients .* in another order and scale\n", output), output
+    # Rewards that hardly differ are divided by their deviation, so more than the usual 1e-7 may pass.
+    floor = r"ok      rounding floor: losses .*, gradients .* in another order and scale(; up to .*e-0[67] passes)?\n"
+    assert re.search(floor, output), output
 
 
 @pytest.mark.timeout(900)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import collect_evidence, read_lock
 from samestep.why.diagnose import diagnose

@@ -15,7 +15,7 @@ from faults import toy
 from faults.fault_injection import SaveFault, train_with_fault
 from faults.fault_runs import LAUNCH_TIMEOUT, STEP_DELAY, FaultRuns, small_disk
 from samestep.cli.main import main
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.launching import local
 from samestep.train.session.entry import train_with

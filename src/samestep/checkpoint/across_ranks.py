@@ -14,7 +14,7 @@ import torch.distributed as dist
 from samestep.checkpoint.files import damage_of
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.world import World
 
 

@@ -32,7 +32,7 @@ from samestep.checkpoint.commit import Snapshot
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Store
 from samestep.core.errors import DiskFailed, RunFailed, UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.messages import Tampered
 
 

@@ -38,7 +38,7 @@ from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import PreparesSave, RankStateful, Stateful, check_json, split_state
 from samestep.checkpoint.tensors import TensorSave
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json, sync_folder
+from samestep.core.json_files import Json, sync_folder
 from samestep.world.world import World
 
 REPLACED = ".replaced_"

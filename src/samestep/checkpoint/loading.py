@@ -14,7 +14,7 @@ from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import PreparesLoad, RankStateful, Stateful, merge_state, split_state, unescape_key
 from samestep.checkpoint.tensors import check_tensors, fill_tensors
 from samestep.core.errors import UserError
-from samestep.core.records import Json, parse_json
+from samestep.core.json_files import Json, parse_json
 from samestep.world.world import World
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from samestep.checkpoint.files import FileRecord, damage_of, size_damage_of, write_file
 from samestep.core.errors import UserError
-from samestep.core.records import Json, parse_json, sync_folder
+from samestep.core.json_files import Json, parse_json, sync_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -16,7 +16,7 @@ from torch import Tensor
 from samestep.checkpoint.files import write_file
 from samestep.checkpoint.weight_sources import Slices, WeightSource, copy_into
 from samestep.core.errors import UserError
-from samestep.core.records import parse_json, sync_folder
+from samestep.core.json_files import parse_json, sync_folder
 from samestep.core.safe_files import open_new, temporary_folder
 
 INDEX = "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 
 def plan_to_json(plan: SavePlan) -> list[Json]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 
 class Stateful(Protocol):

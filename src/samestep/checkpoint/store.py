@@ -27,7 +27,7 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.state import Stateful
 from samestep.core.disk_space import existing_folder
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.world import World
 
 _SMALL_FILES = 1 << 16

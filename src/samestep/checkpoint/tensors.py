@@ -30,7 +30,7 @@ from samestep.checkpoint.save_plans import (
     results_to_json,
 )
 from samestep.core.errors import UserError, first_line
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.safe_files import open_file
 
 COPY_AHEAD = 10_000_000

@@ -11,9 +11,9 @@ import torch
 
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
 from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, quoted
+from samestep.core.json_files import atomic_file
 from samestep.core.pt_files import UnreadableFile, is_weights, read_pt
-from samestep.core.records import atomic_file
 
 NAMES = ("model_state_dict", "state_dict", "model")
 """Keys under which a file may hold its weights beside other content; we write the first."""
@@ -125,9 +125,10 @@ def _read_pt(path: Path) -> Any:
 def _find_weights(path: Path, content: Any) -> WeightFile:
     if is_weights(content):
         return WeightFile(InMemoryWeights(content), {}, [])
-    for name in NAMES:
-        if isinstance(content, dict) and is_weights(content.get(name)):
-            extra = {key: value for key, value in content.items() if key != name}
-            return WeightFile(InMemoryWeights(content[name]), extra, [f"took the weights under {name!r}"])
+    found = [name for name in NAMES if isinstance(content, dict) and is_weights(content.get(name))]
+    if found:
+        extra = {key: value for key, value in content.items() if key != found[0]}
+        notes = [f"took the weights under {found[0]!r}, not those under {quoted(found[1:])}"] if found[1:] else []
+        return WeightFile(InMemoryWeights(content[found[0]]), extra, notes)
     keys = f"only {first_few([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
     raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or be under {' or '.join(NAMES)}")

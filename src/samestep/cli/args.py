@@ -54,8 +54,6 @@ def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
 
 # Verbs that take a recipe: train, submit, verify, config.
 
-COMMON_ALIASES = {"log_level": "log.level", "quiet": "log.quiet"}
-"""Aliases that every recipe has beside its own."""
 CONFIG_OPTIONS = ("config", "config-path", "config-name", "allow-env")
 
 
@@ -103,7 +101,7 @@ class RecipeArgs:
 
     def _layers(self, recipe: "Recipe", preset: str | None = None) -> Layers:
         file = named_config_file(self.options)
-        aliases = {**COMMON_ALIASES, **recipe.aliases}
+        aliases = recipe.all_aliases
         return read_layers(recipe.config, recipe.presets, aliases, preset, file, self.settings)
 
 
@@ -177,8 +175,9 @@ def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "C
 
     record = RunRecord.read(rundir)
     assert record is not None
+    record.require_version(rundir, recipe.version)  # before its settings are read: another version may have others
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
-    aliases = {**COMMON_ALIASES, **recipe.aliases}
+    aliases = recipe.all_aliases
     config = override(recipe.config, data, aliases=aliases, args=args)
     fixed = changed(record.config, dump(config), recipe.config)
     if set(fixed) - set(LENGTH_SETTINGS):

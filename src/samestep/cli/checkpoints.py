@@ -14,9 +14,9 @@ from samestep.checkpoint.retention import MODES, Retention
 from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
+from samestep.core.json_files import damage_of_file
 from samestep.core.output import print_text
 from samestep.core.pages.tables import Column, Table
-from samestep.core.records import damage_of_file
 from samestep.core.rundir import RunDir
 from samestep.train.record.run_record import find_run, stage_folders
 

@@ -34,12 +34,12 @@ _HEAD = ("Field", "Type", "Default", "Meaning")
 
 def run(args: Sequence[str]) -> int:
     """Print the settings of the recipe."""
-    from samestep.cli.args import COMMON_ALIASES, RecipeArgs
+    from samestep.cli.args import RecipeArgs
 
     recipe_args = RecipeArgs.parse(args, "config")
     recipe = recipe_args.recipe()
     given = recipe_args.merged(recipe) if recipe_args.options or recipe_args.settings else None
-    show(recipe_args.name, recipe.config, recipe.presets, {**COMMON_ALIASES, **recipe.aliases}, given)
+    show(recipe_args.name, recipe.config, recipe.presets, recipe.all_aliases, given)
     return EXIT_DONE
 
 

@@ -131,9 +131,26 @@ def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str |
     recipes = [recipe] if recipe else list(reading)
     name = recipes[0] if len(recipes) == 1 else "RECIPE"
     command = ["samestep", "train", name, "--data_dir", shlex.quote(config.out)]
+    command += _model_settings(name, config.tokenizer) if len(recipes) == 1 else []
     if config.sequence_length is not None and found["kind"] == "text":
         command += ["--data.sequence_length", str(found["sequence_length"])]
     return command
+
+
+def _model_settings(name: str, folder: str) -> list[str]:
+    """The settings to begin with the model that the tokenizer is of, if its folder holds one that the recipe reads."""
+    from samestep.train.api.recipe_registry import find_recipe
+
+    recipe, path = find_recipe(name), expand_home(folder)
+    try:
+        found = recipe.read_pretrained(path) if recipe.read_pretrained and path.is_dir() else None
+    except UserError:  # such as one without weights
+        return []
+    if found is None:
+        return []
+    flag = next((flag for flag, setting in recipe.aliases.items() if setting == "init_from"), "init_from")
+    preset = ["--preset", found.preset] if found.preset in recipe.presets else []
+    return [*preset, f"--{flag}", shlex.quote(folder)]
 
 
 def _help() -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.json_files import read_json, write_json
 from samestep.core.output import print_text
-from samestep.core.records import read_json, write_json
 from samestep.world.rank_discovery import discover
 
 HELP = """samestep doctor [--test basic|ddp|all] [--nproc N] [--out FOLDER] [--device D] [--timeout S] [--json FILE]

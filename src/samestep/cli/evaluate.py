@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
 from samestep.core.config import dump
+from samestep.core.json_files import write_atomically
 from samestep.core.output import print_text
-from samestep.core.records import write_atomically
 
 if TYPE_CHECKING:
     from samestep.train.trained.trained_model import Trained

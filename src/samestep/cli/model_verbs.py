@@ -12,22 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samestep.cli.args import COMMON_ALIASES
 from samestep.core.config import (
     MISSING,
-    Aliases,
-    dump,
     fields_of,
-    is_flag,
     listed,
-    override,
     paths_of,
-    split_args,
     split_options,
-    switch_takes,
-    takes_any,
 )
-from samestep.core.config.schema import locate, unknown_setting
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.output import print_text
 from samestep.core.paths import check_new_file
@@ -110,18 +101,15 @@ def _open(
     """The model with its settings, the recipe's verb, and its options, which are checked before weights are read."""
     from samestep.train.session.start import require_same_start
     from samestep.train.trained.trained_model import recipe_of
+    from samestep.train.trained.verb_options import read_options
 
     name, recipe = recipe_of(source, general.get("recipe"))
     given = {option: text for option, text in general.items() if option != "recipe"}
     require_same_start(world, name, [given, *args])
     own = _verb_of(verb, name, recipe)
-    mine, settings = _split_fields(_name_second(args, verb, own, name), own.options)
-    options = _parse_options(own.options, mine)
-    aliases = {**COMMON_ALIASES, **own.aliases, **recipe.aliases}
-    _refuse_unknown(settings, own.options, recipe.config, aliases)
+    options, change = read_options(own, recipe, _name_second(args, verb, own, name))
     trained = _open_on_all_ranks(source, general, world)
-    config = override(recipe.config, dump(trained.config), aliases=aliases, args=settings)
-    return replace(trained, config=config), own, options
+    return replace(trained, config=change(trained.config)), own, options
 
 
 def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") -> "Trained":
@@ -164,40 +152,6 @@ def _name_second(args: Sequence[str], verb: ModelVerb, own: "Verb", recipe: str)
     if own.second is None:
         raise UserError(f"samestep {verb.name} takes one model of recipe {recipe!r}; leave out {args[0]}")
     return [f"--{own.second}={args[0]}", *args[1:]]
-
-
-def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
-    """The args that set fields of `cls`, and the others; each with its value."""
-    paths = paths_of(cls)
-
-    def is_switch(name: str) -> bool:
-        return any(one in paths and is_flag(paths[one]) for one in (name, name.removeprefix("no_")))
-
-    def takes(key: str, following: str) -> bool:
-        return switch_takes(following) if is_switch(key.replace("-", "_")) else takes_any(key, following)
-
-    mine: list[str] = []
-    others: list[str] = []
-    for each in split_args(args, takes):
-        (mine if each.name in paths or is_switch(each.name) else others).extend(each.args)
-    return mine, others
-
-
-def _parse_options(cls: type, args: Sequence[str]) -> Any:
-    try:
-        return override(cls, {}, args=args)
-    except UserError as error:
-        # Its sentence begins with the name of the field, which the user knows as a flag.
-        is_named = str(error).partition(" ")[0] in paths_of(cls)
-        raise UserError(f"--{error}" if is_named else str(error)) from None
-
-
-def _refuse_unknown(args: Sequence[str], options: type, config: type, aliases: Aliases) -> None:
-    """Refuse a flag that is none, with the nearest among options and settings."""
-    paths = paths_of(config)
-    for name in (each.name for each in split_args(args) if each.is_option):
-        if not any(one in aliases or locate(paths, one) for one in (name, name.removeprefix("no_"))):
-            raise unknown_setting(name, [*paths_of(options), *aliases, *paths])
 
 
 def _out(text: str | None) -> Path | None:

@@ -18,8 +18,8 @@ from samestep.core.config.files import ConfigFile, copies_of
 from samestep.core.config.limits import recorded_reads
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.host_lists import expand_hosts
+from samestep.core.json_files import read_object_if_readable
 from samestep.core.output import print_safely, print_text
-from samestep.core.records import read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.status import is_done
 from samestep.launching.schedulers import pbs, slurm

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from collections.abc import Iterable
 
 from samestep.core.output import print_safely
 
@@ -79,6 +80,11 @@ def path_error(error: BaseException) -> UserError | None:
 def first_line(error: BaseException) -> str:
     """The first line of what a library says, for a sentence; the kind of the error where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names for a sentence, each in quotes; `none` where there are none."""
+    return ", ".join(map(repr, names)) or "none"
 
 
 def print_error(sentence: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.core.json_files import Json, read_json, write_json
 from samestep.core.launch_env import FOLDER
 from samestep.core.native_output import without_native_frames
-from samestep.core.records import Json, read_json, write_json
 from samestep.core.typed_json import from_json
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
 """The launcher of this process; not set under stock torchrun."""

@@ -7,7 +7,7 @@ launcher does, with the cause that it found.
 from collections.abc import Mapping
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json, read_object_if_readable, write_json
+from samestep.core.json_files import Json, read_object_if_readable, write_json
 from samestep.core.rundir import RunDir
 
 

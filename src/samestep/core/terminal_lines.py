@@ -12,8 +12,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from samestep.core.json_files import write_atomically
 from samestep.core.launch_env import FOLDER
-from samestep.core.records import write_atomically
 
 _LINES, _BARS = "line_*.txt", "bars"
 _NUMBERS = count()

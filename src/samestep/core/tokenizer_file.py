@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import Json, read_sized_object
 from samestep.core.pattern_check import LONGEST, pattern_problem
-from samestep.core.records import Json, read_sized_object
 
 MOST_TOKENS = 1 << 22
 """Tokens, and one more than the largest id. The largest vocabulary that is published has a quarter of them."""

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 T = TypeVar("T")
 

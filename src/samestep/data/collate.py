@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from samestep.core.arguments import check_function, described
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, quoted
 
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]
 """From a list of samples to a batch: tensors by name, whose first dimension is the samples, in the same order."""
@@ -49,7 +49,7 @@ def pad_rows(samples: Sequence[Any], pad: Mapping[str, float], multiple: int = 1
     columns = _columns(samples)
     unknown = [name for name in pad if name not in columns]
     if unknown:
-        raise UserError(f"pad names {unknown[0]!r}, but a sample has {_listed(columns)}; name one of those")
+        raise UserError(f"pad names {unknown[0]!r}, but a sample has {quoted(columns)}; name one of those")
     return {
         name: _padded(name, values, pad[name], multiple) if name in pad else _stacked(name, values)
         for name, values in columns.items()
@@ -86,7 +86,7 @@ def _columns(samples: Sequence[Any]) -> dict[str, list[Tensor]]:
         )
     for sample in samples:
         if sample.keys() != first.keys():
-            raise UserError(f"samples must have the same names, but one has {_listed(first)} and one {_listed(sample)}")
+            raise UserError(f"samples must have the same names, but one has {quoted(first)} and one {quoted(sample)}")
     other = [f"{name!r} ({type(value).__name__})" for name, value in first.items() if not _is_numeric(value)]
     if other:
         raise UserError(
@@ -133,7 +133,3 @@ def _padded(name: str, values: list[Tensor], value: float, multiple: int) -> Ten
     if not missing:
         return padded
     return torch.cat((padded, padded.new_full((len(values), missing, *inner[0]), value)), 1)
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"

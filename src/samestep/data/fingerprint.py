@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.data.chosen_rows import ROWS, ReadOptions, digest_rows, refuse_random_rows
 from samestep.data.data_file import DataFile
 from samestep.data.loading import Rows

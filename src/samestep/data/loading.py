@@ -37,6 +37,10 @@ class Rows(Protocol):
     """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
     has a collate; if there is torch's `__getitems__(indices)`, it is used to get a list of samples.
 
+    Rows that depend on their step, such as rows that are padded to the longest of the global batch, have a method
+    `of_step(step, indices)`: given a step and all rows of its global batch, it returns the rows to read for it. What
+    it chooses by these two is the same on every rank and in every micro-batch.
+
     Data that comes from files may have a method `origins()` that names all files (paths, or a `DataFile` if the hash
     is known) and arrays in memory: a resumed run then compares these (see data/fingerprint.py).
     """
@@ -158,25 +162,26 @@ class Steps(Dataset):
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)
+        rows = self.rows.of_step(step, ids[:, 1]) if hasattr(self.rows, "of_step") else self.rows
         spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows)
-        batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
+        batches = [self._batch(rows, ids[start:stop], ids) for start, stop in spans]
         return Share(batches, row_weights(self.count, batches, spans), ids, spans)
 
-    def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
+    def _batch(self, rows: Rows, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
-        fetched = check_batch(self._fetch(ids), len(ids))
+        fetched = check_batch(self._fetch(rows, ids), len(ids))
         batch = {key: self._cast(value) for key, value in fetched.items()}
         batch["ids"] = torch.from_numpy(np.ascontiguousarray(ids))
         batch["live"] = torch.full((len(ids),), len(mine) > 0)
         return batch
 
-    def _fetch(self, ids: np.ndarray) -> Mapping[str, Tensor]:
+    def _fetch(self, rows: Rows, ids: np.ndarray) -> Mapping[str, Tensor]:
         make_batch = self.collate or stack_rows
         if self.row_seed is not None:
-            return make_batch(read_keyed(self.rows, ids, self.row_seed))
-        if self.collate is None and gives_batches(self.rows):
-            return self.rows.rows(ids[:, 1])  # type: ignore[attr-defined]
-        return make_batch(read_samples(self.rows, ids[:, 1]))
+            return make_batch(read_keyed(rows, ids, self.row_seed))
+        if self.collate is None and gives_batches(rows):
+            return rows.rows(ids[:, 1])  # type: ignore[attr-defined]
+        return make_batch(read_samples(rows, ids[:, 1]))
 
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if value.is_floating_point() else value

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 TOLERANCE = 1e-5
 """How much the numbers of two digests may differ, relative to the norm of the floats."""

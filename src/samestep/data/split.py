@@ -15,6 +15,11 @@ from samestep.core.errors import UserError
 
 Item = TypeVar("Item")
 TRAIN, VALIDATION, TEST = range(3)
+PART_NOTES = {
+    "test": "the test part, by which nothing was chosen",
+    "validation": "the validation part, which chose the best weights, so metrics are a little too good",
+}
+"""What metrics say of the part of the data that they are measured on."""
 
 
 class Parts(NamedTuple, Generic[Item]):

@@ -18,6 +18,7 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.data_file import DataFile, existing_file
 from samestep.data.records.reading import Records
+from samestep.data.records.rows import Row
 from samestep.data.split import TRAIN, VALIDATION, choose_parts
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".arrow", ".npy", ".npz")
@@ -165,8 +166,7 @@ def documents(records: Records, skip_invalid: bool = False, column: str = "text"
     records.expect([column])
     empty = True
     for row in records:
-        is_empty_cell = row.is_cells and row.values.get(column, "") is None
-        if is_empty_cell or str(row.values.get(column, "-")).strip() == "":
+        if _is_empty(row, column):
             continue
         found = records.texts(row, [column])
         if found is not None:
@@ -175,6 +175,14 @@ def documents(records: Records, skip_invalid: bool = False, column: str = "text"
     records.check(skip_invalid)
     if empty:
         raise UserError(f"Give records with text in the column {column!r}; it is empty in all of {records.path}.")
+
+
+def _is_empty(row: Row, column: str) -> bool:
+    """Whether a row has this column with nothing in it, which in a table is an empty cell."""
+    value = row.values.get(column)
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None and row.is_cells and column in row.values
 
 
 def document_digest(text: str) -> int:

@@ -1,6 +1,8 @@
 """Rows of tokens that a feed reads: running text cut into rows, or prompts with their answers."""
 
 from collections.abc import Mapping
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
@@ -9,13 +11,17 @@ from torch import Tensor
 from samestep.data.data_file import DataFile
 from samestep.data.text import Tokens, origins
 
+LEAST_WIDTH = 16
+
 
 class TokenRows:
-    """Tokens cut into rows. Every row has its `tokens`, how many of them count (`length`), and how many at its
-    beginning are given and never masked (`prompt`)."""
+    """Tokens cut into rows. Every row has its `tokens`, how many of them are its own and no padding (`length`), and how
+    many at its beginning are given and never masked (`prompt`)."""
 
     length: int
-    """Tokens in a row, padding included."""
+    """Tokens in a row at most."""
+    width: int
+    """Tokens in each of the rows that are read now, padding included."""
     size: int
     """Tokens of all rows, without padding."""
 
@@ -25,6 +31,20 @@ class TokenRows:
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Many rows at once; only the memory pages that hold them are read."""
         raise NotImplementedError
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """Where they come from."""
+        raise NotImplementedError
+
+    def of_step(self, step: int, indices: np.ndarray) -> "TokenRows":
+        """The rows as they are read in a step with this global batch."""
+        return self
+
+    def of_width(self, width: int) -> Self:
+        """The same rows, read with this many tokens each: what is behind them is not read."""
+        rows = copy(self)
+        rows.width = width
+        return rows
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
         if not 0 <= index < len(self):
@@ -41,7 +61,7 @@ class TextRows(TokenRows):
     def __init__(self, tokens: Tokens, length: int, pad: int) -> None:
         assert len(tokens) > 0
         assert length > 0
-        self.tokens, self.length, self.pad = tokens, length, pad
+        self.tokens, self.length, self.width, self.pad = tokens, length, length, pad
         self.size = len(tokens)
 
     def __len__(self) -> int:
@@ -49,10 +69,10 @@ class TextRows(TokenRows):
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         starts = np.asarray(indices, dtype=np.int64) * self.length
-        positions = starts[:, None] + np.arange(self.length)
+        positions = starts[:, None] + np.arange(self.width)
         total = len(self.tokens)
         values = self.tokens[np.minimum(positions, total - 1)].astype(np.int64)
-        real = np.minimum(total - starts, self.length)
+        real = np.minimum(total - starts, self.width)
         return token_batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
 
     def origins(self) -> list[DataFile | np.ndarray]:
@@ -62,32 +82,64 @@ class TextRows(TokenRows):
 class AnswerRows(TokenRows):
     """Chats: each row is a prompt and its answer, padded with the end token.
 
-    The padding counts: from it the network learns where an answer ends.
+    In a step, the rows of the whole global batch are padded to one width, which fits the longest of them: so it is the
+    same on any number of ranks. Few widths occur (see `rounded_width`).
     """
 
     def __init__(self, tokens: Tokens, index: Tokens, length: int, pad: int) -> None:
         """`index` has three numbers a row: where it begins, how long it is, how much of that is prompt."""
         assert len(index) >= 3
-        self.tokens, self.index, self.length, self.pad = tokens, index, length, pad
+        self.tokens, self.index, self.length, self.width, self.pad = tokens, index, length, length, pad
         self.size = len(tokens)
 
     def __len__(self) -> int:
         return len(self.index) // 3
 
+    def of_step(self, step: int, indices: np.ndarray) -> "AnswerRows":
+        return self.of_width(self.width_of(indices))
+
+    def width_of(self, indices: np.ndarray) -> int:
+        """The width of a global batch of these rows."""
+        return min(self.length, rounded_width(int(self.lengths(indices).max())))
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray:
+        """The tokens of these rows, without padding."""
+        return self._entries(indices, 1)
+
+    def prompts(self, indices: np.ndarray) -> np.ndarray:
+        """How many tokens of these rows are prompt."""
+        return self._entries(indices, 2)
+
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        entries = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
-        start, real, prompt = (column[:, None] for column in self.index[entries].astype(np.int64).T)
-        positions = np.arange(self.length)
-        values = self.tokens[start + np.minimum(positions, real - 1)].astype(np.int64)
-        tokens = np.where(positions < real, values, self.pad)
-        return token_batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
+        start, real, prompt = (self._entries(indices, column) for column in range(3))
+        positions = np.arange(self.width)
+        values = self.tokens[start[:, None] + np.minimum(positions, real[:, None] - 1)].astype(np.int64)
+        return token_batch(np.where(positions < real[:, None], values, self.pad), real, prompt)
 
     def origins(self) -> list[DataFile | np.ndarray]:
         return [*origins(self.tokens), *origins(self.index)]
 
+    def _entries(self, indices: np.ndarray, column: int) -> np.ndarray:
+        return self.index[np.asarray(indices, dtype=np.int64) * 3 + column].astype(np.int64)
+
+
+def rounded_width(tokens: int) -> int:
+    """This many tokens rounded up to a multiple of 16, and of an eighth of the next power of two: from 16 to 4096 there
+    are 28 widths, since a network is compiled or recorded for each, and less than a fifth of a row is rounding."""
+    step = max(LEAST_WIDTH, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return -(-tokens // step) * step
+
+
+def widths_between(least: int, most: int) -> list[int]:
+    """The rounded widths from `least` on, and `most`."""
+    widths = [least]
+    while widths[-1] < most:
+        widths.append(min(most, rounded_width(widths[-1] + 1)))
+    return widths
+
 
 def token_batch(tokens: np.ndarray, length: np.ndarray, prompt: np.ndarray) -> dict[str, Tensor]:
-    """Rows [rows, tokens], how many tokens of each count, and how many at its beginning are given."""
+    """Rows [rows, tokens], how many tokens of each are no padding, and how many at its beginning are given."""
     return {
         name: torch.from_numpy(np.ascontiguousarray(value))
         for name, value in (("tokens", tokens), ("length", length), ("prompt", prompt))

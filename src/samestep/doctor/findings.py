@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 _MOST_HOSTS = 3
 

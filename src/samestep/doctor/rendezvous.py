@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.secret import derive_key
 from samestep.doctor.clock import ClockServer
 from samestep.doctor.findings import number_ranges

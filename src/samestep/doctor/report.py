@@ -16,12 +16,12 @@ from pathlib import Path
 from samestep.core.console import PlainConsole
 from samestep.core.errors import EXIT_FAILURE
 from samestep.core.exit_report import ExitReport
+from samestep.core.json_files import Json, read_json, write_atomically, write_json
 from samestep.core.output import is_terminal, plural
 from samestep.core.pages.drawing import Scale, axis_down, curve, dot, drawing_file, line, text
 from samestep.core.pages.html import Html
 from samestep.core.pages.tables import Column, Styled, Table
 from samestep.core.paths import required_cache_folder
-from samestep.core.records import Json, read_json, write_atomically, write_json
 from samestep.doctor.check import CheckRunner
 from samestep.doctor.checks import collectives, devices, disk, speed
 from samestep.doctor.checks.speed import Point

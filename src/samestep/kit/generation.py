@@ -1,7 +1,5 @@
 """Writing with a language model: generators that end where its texts end and never write what it must not."""
 
-from dataclasses import replace
-
 from samestep.kit.language_model import LanguageModel
 from samestep.train.api.bench import Bench
 from samestep.train.api.generation import GenerationConfig, LocalGenerator
@@ -10,12 +8,18 @@ from samestep.world.world import World
 
 
 def generator_in_stage(
-    bench: Bench, model: LanguageModel, purpose: str, config: GenerationConfig, in_step: bool = True
+    bench: Bench,
+    model: LanguageModel,
+    purpose: str,
+    config: GenerationConfig,
+    in_step: bool = True,
+    keep_gathered: bool = False,
 ) -> LocalGenerator:
     """For a network of this stage. Only inside of a step may it be left for a stop: after the updates of a step, these
     would be lost."""
-    made = LocalGenerator.of(bench, purpose, config, eos=model.eos, pad=model.pad, forbidden=model.forbidden)
-    return made if in_step else replace(made, check_stop=None)
+    special, stop = (model.eos, model.pad, model.forbidden), bench.check_stop if in_step else None
+    draws = bench.draws(purpose)
+    return LocalGenerator(config, draws, bench.world, *special, check_stop=stop, keep_gathered=keep_gathered)
 
 
 def generator_outside(

@@ -69,10 +69,6 @@ class LanguageModel(Protocol):
         """How many blocks it has."""
 
     @property
-    def characters_per_token(self) -> int:
-        """Of English text, about."""
-
-    @property
     def dtype(self) -> str:
         """The type of its weights."""
 
@@ -122,7 +118,6 @@ class ByteModel:
     text_end: int = BYTES.eos
     answer_end: int = BYTES.eos
     pad: int = BYTES.eos
-    characters_per_token: int = 1
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -184,7 +179,6 @@ class FolderModel:
     """Makes the network, where it was trained further."""
     made_from: FilesByPurpose = field(default_factory=dict)
     """The files that it is made from; others are those of the folder."""
-    characters_per_token: int = 4
 
     def network(self) -> nn.Module:
         return self.folder.network() if self.make is None else self.make()

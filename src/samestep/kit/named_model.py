@@ -94,8 +94,10 @@ def _split(name: str) -> tuple[str, str | None] | None:
 
 
 def _is_exported(path: Path) -> bool:
+    """Whether a recipe is needed to open what is there; a folder of transformers is opened like any other."""
     is_one = path.is_dir() or (path.is_file() and path.suffix == ".safetensors")
-    return is_one and read_record(path) is not None
+    record = read_record(path) if is_one else None
+    return record is not None and not record.form
 
 
 def _choose(name: str, source: str, learner: str | None) -> _Named:

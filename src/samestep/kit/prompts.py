@@ -10,9 +10,10 @@ return requests.records({"text": text} for text in texts)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +21,10 @@ from torch import Tensor
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.data.data_file import existing_file
 from samestep.data.records.reading import Records, is_record_file
+from samestep.train.trained.model import Model
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ class PromptOptions(CheckedConfig):
 
     needs_prompt: ClassVar[bool] = False
     """Whether there is nothing to do without one."""
+    _given: ClassVar[Sequence[str] | None] = None
+    """Prompts that came from Python: no flag."""
     prompt: str | None = None
     """The text to go on from."""
     prompts: Path | None = None
@@ -52,8 +56,16 @@ class PromptOptions(CheckedConfig):
         if not self.prompt and self.prompts is None:
             raise UserError("Give a text with --prompt, or a file with one on each line with --prompts.")
 
+    def of(self, prompts: Sequence[str]) -> Self:
+        """These options, for prompts that are given in Python."""
+        given = copy(self)
+        object.__setattr__(given, "_given", list(prompts))
+        return given
+
     def requests(self, otherwise: Callable[[], Sequence[str]] | None = None) -> "Requests":
         """One for each sample of each prompt that was given, or of those that `otherwise` gives; or of an empty one."""
+        if self._given is not None:
+            return Requests(self._given, self.samples)
         if self.prompts is not None:
             return Requests(read_prompts(self.prompts), self.samples)
         if self.prompt or otherwise is None:
@@ -124,3 +136,25 @@ def _lines_of(file: Path) -> list[str]:
     if not lines:
         raise UserError(f"Put at least one prompt into {file}; it is empty.")
     return lines
+
+
+def as_texts(given: str | Sequence[str]) -> list[str]:
+    """One text or several, as a list; else refused."""
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"Give a text, or a list of texts, not {given!r}.")
+    return texts
+
+
+def use_with_prompts(model: Model, prompts: str | Sequence[str], **options: Any) -> list[dict[str, Json]]:
+    """The records that `samestep sample` makes of some prompts."""
+    texts = as_texts(prompts)
+    assert model.recipe.sample is not None
+    found: list[dict[str, Json]] = model.use(model.recipe.sample, lambda own: own.of(texts), prompt=texts[0], **options)
+    return found
+
+
+def generate_texts(model: Model, prompts: str | Sequence[str], **options: Any) -> list[str]:
+    """`model.generate(prompts)` of recipes that write: the texts, `samples` for each prompt after each other. Options
+    and settings are those of `samestep sample`."""
+    return [record["text"] for record in use_with_prompts(model, prompts, **options)]

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samestep.core.json_files import Json
 from samestep.core.output import print_text
-from samestep.core.records import Json
 
 
 def show_texts(records: Sequence[Mapping[str, Json]]) -> None:

@@ -10,7 +10,7 @@ from samestep.core import exit_report, launch_env
 from samestep.core.child_python import python_command
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.imports import uncollected_imports
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 from samestep.core.status import set_failed, set_stopped

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.launching.failure import Failure, cause, exit_report_of, headline
 
 

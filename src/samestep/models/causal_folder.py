@@ -19,8 +19,8 @@ from typing import Any
 from torch import nn
 
 from samestep.core.errors import UserError, first_line
+from samestep.core.json_files import read_sized_object
 from samestep.core.library_errors import library_sentence, tokenizer_sentence
-from samestep.core.records import read_sized_object
 from samestep.models.chat_tokens import ChatTokens
 from samestep.models.folder_code import refuse_hub_kernels
 from samestep.models.folder_fields import CONFIG, GENERATION, MOST_BYTES, TOKENIZER_CONFIG, check_folder
@@ -49,7 +49,7 @@ class CausalFolder:
         """The network with its weights, on the CPU; may be called again, for another one."""
         from transformers import AutoModelForCausalLM
 
-        with library_sentence(f"the model in {self.path} cannot be loaded"), _without_progress_bars():
+        with library_sentence(f"the model in {self.path} cannot be loaded"), without_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path,
                 dtype=self.dtype,
@@ -215,7 +215,7 @@ def _check_files(path: Path) -> None:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Every rank would draw its own."""
     from transformers.utils import logging
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_sized_object
+from samestep.core.json_files import Json, read_sized_object
 from samestep.core.tokenizer_file import MOST_TOKENS
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"

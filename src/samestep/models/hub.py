@@ -18,8 +18,8 @@ from rich.progress import Progress as Bar
 
 from samestep.core.console import PlainConsole
 from samestep.core.errors import RunFailed, UserError
+from samestep.core.json_files import Json
 from samestep.core.paths import expand_home
-from samestep.core.records import Json
 from samestep.models.hub_download import Download, HubModel, find_in_cache, import_hub
 from samestep.world.world import World
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from samestep.core.disk_space import existing_folder, is_disk_full
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import parse_json
+from samestep.core.json_files import parse_json
 from samestep.models.hub_modules import has_all_modules, module_files
 
 CONFIG = "config.json"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from samestep.core.records import read_json_if_readable
+from samestep.core.json_files import read_json_if_readable
 
 MODULES = "modules.json"
 _MODULE_FILE = re.compile(r"(\d+_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import atomic_file
 from samestep.core.pt_files import UnreadableFile, is_weights, read_pt
-from samestep.core.records import atomic_file
 from samestep.models.protein_mpnn import ProteinMPNN, ProteinMPNNConfig
 
 _EDGES, _NOISE, _WEIGHTS = "num_edges", "noise_level", "model_state_dict"

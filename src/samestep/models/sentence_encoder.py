@@ -54,12 +54,15 @@ class SentenceEncoder(DeferredInit):
 
         A row without any token gives the vector of its first padding: a number, not NaN.
         """
+        return self.tokens_and_vectors(input_ids, attention_mask)[1]
+
+    def tokens_and_vectors(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Also the vectors of the tokens, [rows, length, width]."""
         mask = attention_mask.long()
         is_first = torch.arange(mask.shape[1], device=mask.device) == 0
         mask = torch.where(is_first & (mask.sum(1, keepdim=True) == 0), 1, mask)
         tokens = self.transformer(input_ids=input_ids, attention_mask=mask, return_dict=True).last_hidden_state
-        vectors: Tensor = self.head(self.pooling(tokens, mask))
-        return vectors
+        return tokens, self.head(self.pooling(tokens, mask))
 
     @torch.no_grad()
     def init_parameter(self, name: str, weight: Tensor) -> None:
@@ -76,11 +79,18 @@ class SentenceEncoder(DeferredInit):
             weight.normal_(0.0, getattr(self.config, "initializer_range", 0.02))
 
 
+def with_unit_vectors(encoder: SentenceEncoder) -> SentenceEncoder:
+    """The encoder with Normalize behind it, if it does not end so."""
+    head: list[Any] = list(encoder.head)
+    return encoder if head and isinstance(head[-1], Normalize) else _with_head(encoder, [*head, Normalize()])
+
+
 def with_projection(encoder: SentenceEncoder, dim: int) -> SentenceEncoder:
     """The encoder with a projection to `dim` behind it, in stock modules of sentence-transformers, freshly drawn."""
     layers = [Dense(encoder.dim, dim, activation=nn.GELU), LayerNorm(dim), Dense(dim, dim), LayerNorm(dim), Normalize()]
-    head: list[Any] = list(encoder.head)
-    if not head or not isinstance(head[-1], Normalize):
-        head.append(Normalize())
-    head += [layer.to(next(encoder.parameters()).dtype) for layer in layers]
+    dtype = next(encoder.parameters()).dtype
+    return _with_head(encoder, [*with_unit_vectors(encoder).head, *(layer.to(dtype) for layer in layers)])
+
+
+def _with_head(encoder: SentenceEncoder, head: Iterable[Any]) -> SentenceEncoder:
     return SentenceEncoder(encoder.transformer, encoder.pooling, head, first_values=encoder.first_values)

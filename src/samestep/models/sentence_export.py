@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.core.records import replace_folder, write_json
+from samestep.core.json_files import replace_folder, write_json
 from samestep.core.safe_files import open_new, remove_leftovers, temporary_name, write_text
 from samestep.models.hub_modules import MODULES
+from samestep.models.older_names import write_older_names
 from samestep.models.sentence_encoder import SentenceEncoder
 from samestep.models.sentence_files import SETTINGS, TRANSFORMER_SETTINGS
 from samestep.models.sentence_folder import EncoderSource
+from samestep.models.sentence_onnx import require_onnx, write_onnx
 
 _STOCK = "sentence_transformers.models."
 """The package of the modules in all versions so far; later ones have them elsewhere too."""
@@ -31,13 +33,17 @@ def write_encoder(
     prompts: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
     overwrite: bool = False,
+    onnx: bool = False,
 ) -> None:
     """Write the weights of the network that `source` builds, by its own parameter names, and `card` as README.md.
 
     `source` is the one that was trained, with its projection if it has one. `prompts` replace its own. The folder gets
-    its name when all of it is written; `overwrite` replaces a model that is there.
+    its name when all of it is written; `overwrite` replaces a model that is there. `onnx` adds onnx/model.onnx, in
+    float32.
     """
     _refuse_existing(folder, overwrite)
+    if onnx:
+        require_onnx()
     with torch.device("meta"):
         encoder = source.network()
     _check_names(encoder, weights)
@@ -45,8 +51,12 @@ def write_encoder(
     try:
         remove_leftovers(folder.parent, folder.name)
         staging.mkdir(parents=True)
-        _write(staging, source, encoder, weights, dict(source.prompts if prompts is None else prompts), dtype)
+        _write(staging, source, encoder, weights, dict(source.prompts if prompts is None else prompts), dtype, onnx)
         write_text(staging / "README.md", card)
+        if onnx:
+            network = source.network().float()
+            network.load_state_dict(weights)
+            write_onnx(staging, network, source.max_length)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         replace_folder(staging, folder)
@@ -64,8 +74,9 @@ def _write(
     weights: Mapping[str, Tensor],
     prompts: dict[str, str],
     dtype: torch.dtype,
+    onnx: bool,
 ) -> None:
-    """All files but the model card."""
+    """All files but the model card and that of `onnx`."""
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
     modules += [(str(part.kind), f"{number}_{part.kind}") for number, part in enumerate(encoder.head, start=2)]
     listed = [
@@ -74,7 +85,7 @@ def _write(
     ]
     write_json(folder / MODULES, listed)
     write_json(folder / SETTINGS, _settings(source, prompts))
-    _write_transformer(folder, source, encoder, _part(weights, "transformer.", dtype), dtype)
+    _write_transformer(folder, source, encoder, _part(weights, "transformer.", dtype), dtype, onnx)
     write_json(folder / modules[1][1] / "config.json", encoder.pooling.settings)
     for number, part in enumerate(encoder.head):
         path = folder / modules[number + 2][1]
@@ -97,14 +108,20 @@ def _settings(source: EncoderSource, prompts: dict[str, str]) -> dict[str, Any]:
 
 
 def _write_transformer(
-    folder: Path, source: EncoderSource, encoder: SentenceEncoder, weights: dict[str, Tensor], dtype: torch.dtype
+    folder: Path,
+    source: EncoderSource,
+    encoder: SentenceEncoder,
+    weights: dict[str, Tensor],
+    dtype: torch.dtype,
+    onnx: bool,
 ) -> None:
     config = copy.deepcopy(source.config)
     config.architectures, config.dtype = [type(encoder.transformer).__name__], dtype
     config.save_pretrained(folder)
     source.tokenizer.save(folder, source.max_length)
+    write_older_names(folder)
     settings: dict[str, Any] = {"max_seq_length": source.max_length, "do_lower_case": False}
-    if getattr(encoder.transformer, "pooler", encoder) is None:
+    if getattr(encoder.transformer, "pooler", encoder) is None and not onnx:  # whose loader refuses model_args
         settings["model_args"] = {"add_pooling_layer": False}  # or its weights would be drawn, with a warning
     write_json(folder / TRANSFORMER_SETTINGS, settings)
     _save(folder / "model.safetensors", weights)

@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from samestep.core.errors import UserError
-from samestep.core.records import read_json_if_readable
+from samestep.core.errors import UserError, quoted
+from samestep.core.json_files import read_json_if_readable
 from samestep.models.hub_modules import MODULES
 from samestep.models.sentence_modules import Dense, HeadModule, LayerNorm, Normalize, Pooling
 
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _CONFIG = "config.json"
+PURPOSES = {"query": ("query",), "passage": ("document", "passage", "corpus")}
+"""Words in the names of prompts for them."""
 _MOST_MODULES, _LONGEST_PATH = 64, 200
 _ONE_VECTOR = "Give a model that makes one vector of each text"
 _OTHER_KINDS = {
@@ -66,6 +68,30 @@ class SentenceFiles:
         if found.width != width:
             raise UserError(f"Fetch or copy {self.pooling_file} again; it pools vectors of {found.width}, not {width}.")
         return found
+
+
+def prompt_for(purpose: str, prompts: Mapping[str, str], default: str | None = None) -> str:
+    """What stands before a text that is a `query` or a `passage`: the prompt of that name (`document` first, as in
+    sentence-transformers), or the one whose name has the word, such as `web_search_query`, or the default one, or
+    nothing. Where several may be meant, that is refused."""
+    exact = next((word for word in PURPOSES[purpose] if word in prompts), None)
+    found = {name: text for name, text in prompts.items() if text and _purpose_of(name) == purpose}
+    if exact is not None and (prompts[exact] or not found):
+        return prompts[exact]
+    if len(set(found.values())) == 1 and exact is None:
+        return next(iter(found.values()))
+    if default and default in prompts and not found and _purpose_of(default) in (purpose, None):
+        return prompts[default]
+    if purpose == "query" and not found:
+        found = {name: text for name, text in prompts.items() if text and _purpose_of(name) is None}
+    if found:
+        raise UserError(f"it may be any of {quoted(found)}, or none")
+    return ""
+
+
+def _purpose_of(name: str) -> str | None:
+    """What a prompt of this name is for; `query` in `query_for_document`."""
+    return next((purpose for purpose, words in PURPOSES.items() if any(word in name.lower() for word in words)), None)
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:

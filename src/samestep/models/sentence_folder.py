@@ -25,8 +25,14 @@ from samestep.models.hub import resolve_model
 from samestep.models.hub_download import CONFIG
 from samestep.models.hub_modules import MODULES
 from samestep.models.model_files import FilesByPurpose, by_name, tokenizer_in, weights_in
-from samestep.models.sentence_encoder import SentenceEncoder, with_projection
-from samestep.models.sentence_files import SETTINGS, TRANSFORMER_SETTINGS, SentenceFiles, read_sentence_files
+from samestep.models.sentence_encoder import SentenceEncoder, with_projection, with_unit_vectors
+from samestep.models.sentence_files import (
+    SETTINGS,
+    TRANSFORMER_SETTINGS,
+    SentenceFiles,
+    prompt_for,
+    read_sentence_files,
+)
 from samestep.models.text_tokenizer import TextTokenizer, read_tokenizer
 from samestep.models.transformer_plan import TransformerPlan, position_limit
 from samestep.world.world import World
@@ -58,10 +64,14 @@ class EncoderSource:
     files: FilesByPurpose = field(default_factory=dict)
     """All files that its vectors follow from, by what they are for; none where its weights are drawn."""
 
-    def prompt(self, *purposes: str) -> str:
-        """What stands before a text: the first of these prompts that there is, the default one, or nothing."""
-        names = (*purposes, self.default_prompt)
-        return next((self.prompts[name] for name in names if name is not None and name in self.prompts), "")
+    def prompt(self, purpose: str) -> str:
+        """What stands before a text that is a `query` or a `passage`; see `prompt_for`."""
+        return prompt_for(purpose, self.prompts, self.default_prompt)
+
+    def with_unit_vectors(self) -> "EncoderSource":
+        """The same with vectors of length 1."""
+        network = self.network
+        return replace(self, network=lambda: with_unit_vectors(network()))
 
     def with_projection(self, dim: int) -> "EncoderSource":
         """The same with a projection to `dim` behind it, which is drawn."""
@@ -83,12 +93,19 @@ def open_encoder(
     dtype: str = "auto",
     dropout: float | None = 0.0,
     max_length: int | None = None,
+    attention: str | None = None,
+    append_eos: bool | None = None,
+    section: str = "",
 ) -> EncoderSource:
     """An encoder by its folder or its name on the Hub. Collective, if a world is given.
 
     `dtype` is the type of its weights, `auto` as they are stored. `dropout` is the probability of its dropout, but for
     attention's own, which is then off; None leaves all as published. `max_length` is how many tokens of a text are
     read, by default as many as it was made for.
+
+    A folder that names code of its own is refused, unless it is said what is meant: `attention` is `bidirectional` or
+    `causal` for a decoder, and `append_eos` whether every text ends with the tokenizer's end token, also one that is
+    cut. Names of settings in messages begin with `section`.
     """
     if dtype not in DTYPES:
         raise UserError(f"Set dtype to one of {', '.join(DTYPES)}; it is {dtype!r}.")
@@ -96,14 +113,12 @@ def open_encoder(
     files = read_sentence_files(folder)
     if files.is_plain and (world is None or world.is_main):
         logger.warning("%s has no modules.json; its vectors are the mean of its tokens'", folder)
-    plan = TransformerPlan.read(files.transformer, dtype, dropout)
-    if getattr(plan.published, "auto_map", None):
-        if world is None or world.is_main:
-            logger.warning("%s names code of its own, which is not run; transformers' own class is used", folder)
+    plan = TransformerPlan.read(files.transformer, dtype, dropout, attention, section)
+    if hasattr(plan.published, "auto_map"):
         del plan.published.auto_map  # what is written later must not name it either
+    tokenizer = read_tokenizer(files.transformer, files.lower_case, append_eos, section)
     blank = _build_on_meta(plan, files)
     places = _find_all_weights(files, blank)
-    tokenizer = read_tokenizer(files.transformer, files.lower_case)
     return EncoderSource(
         network=partial(_build, plan, files, FolderWeights(places)),
         tokenizer=tokenizer,

@@ -10,7 +10,8 @@ from torch import Tensor
 from samestep.core.errors import UserError
 from samestep.core.library_errors import library_sentence, tokenizer_sentence
 from samestep.core.tokenizer_file import check_tokenizer_file, check_vocabulary
-from samestep.models.folder_fields import check_folder
+from samestep.models.folder_code import refuse_own_code
+from samestep.models.folder_fields import TOKENIZER_CONFIG, check_folder
 from samestep.models.hub_download import TOKENIZERS
 
 _NO_LIMIT = 10**6
@@ -38,9 +39,7 @@ class TextTokenizer:
         """The tokens of each text; many at once are faster."""
         if not texts:
             return []
-        special = self.inner.num_special_tokens_to_add()
-        if max_length <= special:
-            raise UserError(f"Set max_length above {special}, the special tokens of every text; it is {max_length}.")
+        self.require_room(max_length)
         with tokenizer_sentence(self._folder or Path()):
             found = self.inner(
                 list(texts),
@@ -51,6 +50,14 @@ class TextTokenizer:
                 verbose=False,
             )
         return [torch.tensor(ids, dtype=torch.long) for ids in found["input_ids"]]
+
+    def require_room(self, max_length: int, before: Sequence[str] = (), setting: str = "max_length") -> None:
+        """Refuse a length without room for a token of a text behind each of these texts, which stand before others."""
+        special = self.inner.num_special_tokens_to_add()
+        taken = max([special, *(special + len(plain_ids(self.inner, text)) for text in before)])
+        if max_length <= taken:
+            what = "the special tokens of every text" + (" and what stands before it" if taken > special else "")
+            raise UserError(f"Set {setting} above {taken}, {what}; it is {max_length}.")
 
     def save(self, folder: Path, max_length: int) -> None:
         """Write its files, with this as its limit."""
@@ -63,11 +70,22 @@ class TextTokenizer:
             self.inner.model_max_length = before
 
 
-def read_tokenizer(folder: Path, lower_case: bool = False) -> TextTokenizer:
-    """The tokenizer of a folder. `lower_case`: also where it would keep capitals."""
+def read_tokenizer(
+    folder: Path, lower_case: bool = False, append_eos: bool | None = None, section: str = ""
+) -> TextTokenizer:
+    """The tokenizer of a folder. `lower_case`: also where it would keep capitals. One that names code of its own is
+    refused, unless `append_eos` says whether every text is to end with its end token; the name of that setting begins
+    with `section`."""
+    setting = f"{section}append_eos"
+    if append_eos is None:
+        meant = f"Set {setting}=true or {setting}=false to say what is meant"
+        refuse_own_code(folder / TOKENIZER_CONFIG, f"{meant}; its own code probably appends an end token:")
     tokenizer = open_tokenizer(folder)
+    tokenizer.init_kwargs.pop("auto_map", None)  # what is written later must not name it either
     if lower_case:
         _add_lower_case(tokenizer)
+    if append_eos:
+        _append_end(tokenizer, folder, setting)
     return TextTokenizer(tokenizer, folder)
 
 
@@ -98,6 +116,21 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
         inner.no_padding()
     found: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return found
+
+
+def _append_end(tokenizer: Any, folder: Path, setting: str) -> None:
+    """Behind what it puts around a text. A text that is cut keeps it, as it keeps all that is not of the text."""
+    from tokenizers import processors
+
+    end, number = tokenizer.eos_token, tokenizer.eos_token_id
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if end is None or inner is None:
+        raise UserError(f"Leave out {setting}: the tokenizer in {folder} has no end token that can be appended.")
+    if inner.encode("a").ids[-1:] == [number]:
+        return
+    others = [] if inner.post_processor is None else [inner.post_processor]
+    appended = processors.TemplateProcessing(single=["$A", end], special_tokens=[(end, number)])
+    inner.post_processor = processors.Sequence([*others, appended])
 
 
 def _add_lower_case(tokenizer: Any) -> None:

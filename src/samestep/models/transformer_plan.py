@@ -10,13 +10,18 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError, first_line
+from samestep.core.json_files import read_json_if_readable
 from samestep.core.library_errors import library_sentence
 from samestep.models.deferred_init import mark_unset
-from samestep.models.folder_code import refuse_hub_kernels
+from samestep.models.folder_code import refuse_hub_kernels, refuse_own_code
 from samestep.models.folder_fields import CONFIG, check_folder
 from samestep.models.folder_weights import read_layout
 from samestep.models.network_size import check_size
 
+ATTENTIONS = ("bidirectional", "causal")
+"""What the tokens of a decoder attend to: all tokens of their text, or those before them."""
+_DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+"""The kinds whose stock class has both."""
 _CROSS_ENCODER = "ForSequenceClassification"
 
 
@@ -31,15 +36,21 @@ class TransformerPlan:
     dtype: torch.dtype
 
     @classmethod
-    def read(cls, folder: Path, dtype: str, dropout: float | None) -> "TransformerPlan":
-        """From the config.json of a folder."""
+    def read(
+        cls, folder: Path, dtype: str, dropout: float | None, attention: str | None = None, section: str = ""
+    ) -> "TransformerPlan":
+        """From the config.json of a folder. One that names code of its own is refused, unless `attention` says what its
+        stock class is to compute; the name of that setting begins with `section`."""
         transformers = import_transformers()
         check_folder(folder)
         refuse_hub_kernels(folder / CONFIG)
+        _check_attention(folder, attention, f"{section}attention")
         sentence = f"Give another model; {folder / CONFIG} cannot be used"
         with library_sentence(sentence):
             published = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _refuse_other_kinds(published, folder)
+        if attention is not None:
+            _set_attention(published, attention)
         plan = cls.of(published, dtype, dropout)
         with library_sentence(sentence):
             check_size(plan.build, read_layout(folder), folder)
@@ -112,6 +123,35 @@ def _refuse_other_kinds(config: Any, folder: Path) -> None:
     is_encoder = type(config) in MODEL_MAPPING and not getattr(config, "is_encoder_decoder", False)
     if not is_encoder or not isinstance(getattr(config, "hidden_size", None), int):
         raise UserError(f"Give an encoder of texts, such as a BertModel; {folder} holds a {named}.")
+
+
+def _check_attention(folder: Path, attention: str | None, setting: str) -> None:
+    """Refuse code of the folder's own whose meaning nobody stated, and a statement that fits no such model."""
+    found = read_json_if_readable(folder / CONFIG)
+    kind = found.get("model_type") if isinstance(found, dict) else None
+    if attention is None:
+        meant = f"Set {setting}=bidirectional or {setting}=causal to say what is meant"
+        decoder = f"{meant}; its own code probably attends in both directions:"
+        other = "Give another model, or a copy without auto_map if transformers' own class is meant;"
+        refuse_own_code(folder / CONFIG, decoder if kind in _DECODERS else other)
+    elif attention not in ATTENTIONS:
+        raise UserError(f"Set {setting} to {' or '.join(ATTENTIONS)}; it is {attention!r}.")
+    elif kind not in _DECODERS:
+        raise UserError(f"Leave out {setting}: it is for {', '.join(_DECODERS)}, and {folder} holds a {kind}.")
+
+
+def _set_attention(config: Any, attention: str) -> None:
+    """Both without windows in the first case: every token sees all others. transformers reads `is_causal` since 5.2,
+    and so does who reads the config.json that is written later."""
+    config.is_causal = attention == "causal"
+    if config.is_causal:
+        return
+    if getattr(config, "use_sliding_window", False):
+        config.use_sliding_window = False
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = None
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"] * len(config.layer_types)
 
 
 def _set_dropout(config: Any, probability: float | None) -> None:

@@ -6,8 +6,9 @@ that cannot be compiled runs as it is and is recorded: all ranks then agree to g
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -50,8 +51,10 @@ class LossCompiler:
         self._compiled: dict[Hashable, tuple[Function, Function]] = {}
         self._codes: dict[Hashable, CodeType] = {}
         self._recorded_shapes: set[Hashable] = set()
+        self._first_shapes: dict[Hashable, Hashable] = {}
         # Made once: torch compiles again for a backend that is not the same object.
-        self._backends = {records: partial(self.compile_graph, cuda_graphs=records) for records in (False, True)}
+        kinds = product((False, True), repeat=2)
+        self._backends = {kind: partial(self.compile_graph, cuda_graphs=kind[0]) for kind in kinds}
 
     @property
     def how(self) -> str:
@@ -60,26 +63,29 @@ class LossCompiler:
 
     def is_new(self, function: Function) -> bool:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
-        return self.enabled and (function_key(function), self.cuda_graphs) not in self._compiled
+        return self.enabled and (function_key(function), (self.cuda_graphs, False)) not in self._compiled
 
     def __call__(self, function: Function, compute: torch.dtype | None = None, args: Sequence[Any] = ()) -> Function:
         """The function with weights that are cast to `compute`, compiled unless that was given up; `args` is what it
         is going to be called with."""
         if not self.enabled:
             return with_cast_weights(function, compute)
-        records = self.cuda_graphs and self._may_record(args)
+        shapes = tuple(value.shape for arg in args for value in (arg.values() if isinstance(arg, Mapping) else [arg]))
+        records = self.cuda_graphs and self._may_record(shapes)
         if records:  # what was returned before may be overwritten from now on
             torch.compiler.cudagraph_mark_step_begin()
-        key = function_key(function), records
+        # Other shapes than the first are compiled apart, once for all of them: torch would go on with that slower code.
+        is_other = self._first_shapes.setdefault(function_key(function), shapes) != shapes
+        kind = records, is_other
+        key = function_key(function), kind
         known = self._compiled.get(key)
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
             wrapped = self._with_own_code(key, function, with_cast_weights(function, compute))
-            compiled = torch.compile(wrapped, backend=self._backends[records])
+            compiled = torch.compile(wrapped, backend=self._backends[kind], dynamic=is_other or None)
             known = self._compiled[key] = (function, compiled)
         return known[1]
 
-    def _may_record(self, args: Sequence[Any]) -> bool:
-        shapes = tuple(value.shape for batch in args for value in batch.values())
+    def _may_record(self, shapes: Hashable) -> bool:
         if len(self._recorded_shapes) < MOST_SHAPES:
             self._recorded_shapes.add(shapes)
         return shapes in self._recorded_shapes

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from samestep.core.json_files import Json, read_json
 from samestep.core.output import plural
-from samestep.core.records import Json, read_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.train.artifacts.array_format import LAYOUT
 from samestep.verify.report import apply_floor

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.verify.tolerance import distance
 from samestep.verify.trace import Line, RecordedLaunch, Step, describe_step

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.child_python import child_env, python_command
-from samestep.core.records import read_json, read_object_if_readable
+from samestep.core.json_files import read_json, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 from samestep.launching.local import Workers, start

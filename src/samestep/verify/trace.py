@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from samestep.core.json_files import JsonLines
 from samestep.core.output import plural
-from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.verify.tolerance import distance
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport, parse_exit_report
+from samestep.core.json_files import DamagedFile, Json, parse_json
 from samestep.core.logs import FAILURES
-from samestep.core.records import DamagedFile, Json, parse_json
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
 from samestep.train.record.run_record import RunRecord, stage_folders

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from samestep.core.records import DamagedFile, Json, parse_json, read_object
+from samestep.core.json_files import DamagedFile, Json, parse_json, read_object
 
 _TAIL = 1 << 17
 """Bytes that are read at the end of a log or of the metrics."""

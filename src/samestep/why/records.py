@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 Record = Mapping[str, Json]
 FRESH = 90.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from samestep.core.durations import ago
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.why.diagnose import gigabytes
 from samestep.why.records import Diagnosis, Evidence, Heartbeat, Record
 

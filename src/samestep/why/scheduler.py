@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import which
 
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.launching.schedulers import pbs
 from samestep.why.records import SchedulerJob
 

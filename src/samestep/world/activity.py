@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from types import CodeType
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.source_lines import StackFrame, calling_frame, describe, frames_of
 
 COMPILE_STEPS = 3

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 
 FAILURE_KEY = "samestep/failure"
 """The store's key for the report of the first rank that failed."""

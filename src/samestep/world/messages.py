@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.errors import RunFailed
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.frames import check_size_frames, size_frame
 
 _PROOF = 32

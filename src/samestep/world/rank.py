@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from samestep.core.errors import EXIT_FAILURE, RunFailed
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.failures import FAILURE_KEY, PeerFailed, failure_sentence
 from samestep.world.missing_ranks import wait_for_start
 from samestep.world.rank_discovery import RankInfo

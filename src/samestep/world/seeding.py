@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.world import World
 
 

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.activity import ActivityTracker
 from samestep.world.async_gather import AsyncGather
 from samestep.world.device import (

@@ -209,7 +209,7 @@ def test_a_text_that_changes_meanwhile_is_refused(
             lambda folder: (folder / "metadata.json").write_text('{"format": "samestep tokens 9"}'),
             "'samestep tokens 9'",
         ),
-        (lambda folder: (folder / "metadata.json").write_text('{"format": "samestep tokens 1"}'), "lacks 'shards'"),
+        (lambda folder: (folder / "metadata.json").write_text('{"format": "samestep tokens 2"}'), "lacks 'shards'"),
         (lambda folder: (folder / "metadata.json").write_text("{"), "it is not JSON"),
         (lambda folder: (folder / "tokenizer" / "samestep_tokenizer.json").unlink(), "259 tokens, not 2"),
     ],

@@ -84,7 +84,7 @@ def test_validation_bytes_and_counted_tokens_are_those_of_the_answers(tmp_path: 
     found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(pair, range(20))), sequence_length=50)
     kept = rows(found, "validation")
     assert found.metadata["val_bytes"] == sum(len(tokens) - prompt - 1 for tokens, prompt in kept)
-    assert found.metadata["val_answer_tokens"] == sum(50 - prompt for _, prompt in kept)
+    assert found.metadata["val_answer_tokens"] == sum(len(tokens) - prompt for tokens, prompt in kept)
 
 
 @pytest.mark.parametrize("too_long", ["cut", "leave_out"])

@@ -203,6 +203,17 @@ def test_columns_that_nearly_have_a_known_name_are_refused(tmp_path: Path, caplo
     assert [line.getMessage() for line in caplog.records].count(left_out) == 1, "it is said once"
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_a_table_has_every_column_in_every_row(name: str, tmp_path: Path) -> None:
+    """A misspelt column beside the right one, which is empty there, is refused; where it is empty itself it is not."""
+    rows = [{"prompt": "a", "promt": None}, {"prompt": None, "promt": "b"}, {"prompt": "c", "promt": "d"}]
+    records = read(write(tmp_path / name, rows))
+    records.expect(["prompt"])
+    assert [row.values["prompt"] for row in records.rows] == ["a", "c"]
+    with pytest.raises(UserError, match="the column 'promt' is not known; write 'prompt'"):
+        records.check()
+
+
 @pytest.mark.parametrize(
     ("name", "known", "expected"),
     [

@@ -67,7 +67,7 @@ class Machines:
             from pathlib import Path
             from samestep.core.exit_report import ExitReport
             from samestep.core.parent import terminate_with_parent
-            from samestep.core.records import write_atomically
+            from samestep.core.json_files import write_atomically
             terminate_with_parent(int(os.environ["SAMESTEP_PARENT"]), 1.0)
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))

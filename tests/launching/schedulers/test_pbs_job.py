@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.launching.schedulers import pbs, pbs_job
 from samestep.launching.schedulers.job import Allocation, Job, JobPart

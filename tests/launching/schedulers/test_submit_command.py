@@ -10,7 +10,7 @@ import pytest
 from samestep.cli.args import SubmitArgs, parse_train
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "sine.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 
 ARGS = ("train", "system.two_stages", "name=run", "distributed=cpu", "--quiet")

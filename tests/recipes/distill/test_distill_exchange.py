@@ -1,5 +1,6 @@
 """A trained student used elsewhere: exported, evaluated, asked."""
 
+import ast
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from distill_runs import train, validations_of, write_records
 from safetensors.torch import load_file
 
-from samestep import World
+from encoder_onnx import needs_onnx, onnx_vectors
+from samestep import UserError, World, load
 from samestep.cli.main import main
 from samestep.recipes.distill.data import Text, load_data
 from samestep.recipes.distill.models import STUDENT, open_models
@@ -74,6 +77,10 @@ def test_export_writes_what_the_last_stage_wrote(run: Path, tmp_path: Path) -> N
         torch.testing.assert_close(load_file(first / name), load_file(second / name), rtol=0, atol=0)
     card = (second / "README.md").read_text()
     assert "question: " in card and "records.jsonl" in card and "0.8 info_nce + 0.2 mse" in card
+    header, code = yaml.safe_load(card.split("---")[1]), card.partition("```python\n")[2].partition("```")[0]
+    assert header["library_name"] == "sentence-transformers" and not header.keys() & {"base_model", "datasets"}
+    assert "truncate_dim=12" in code and ast.parse(code)
+    assert "- Trained to be cut to: 12" in card and "It began as random weights" in card
     found = max(row["val/ndcg@10"] for row in validations_of(run, "rank"))
     assert f"{found:.4f}" in card and f"{found:.4f}" in (first / "README.md").read_text()
     assert main(["export", str(run), str(second)]) == 2, "it exists"
@@ -143,3 +150,37 @@ def test_a_query_finds_passages(run: Path, tmp_path: Path, capfd: pytest.Capture
     capfd.readouterr()
     assert main(["sample", str(run)]) == 2
     assert "Give a text with --prompt, or a file" in capfd.readouterr().err
+
+
+def test_vectors_and_passages_in_python(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = load(run)
+    found = model.embed(TEXTS, is_query=True)
+    torch.testing.assert_close(found, vectors(run, is_query=True), rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.embed(TEXTS[1]), vectors(run, is_query=False)[1:2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.embed(TEXTS, is_query=True, dim=12), found[:, :12], rtol=0, atol=0)
+    records = model.search(TEXTS[0], TEXTS[1:], samples=1)
+    closest = int((model.embed(TEXTS[1:]) @ found[0]).argmax())
+    assert [record["passage"] for record in records] == [closest]
+    assert len(model.search(TEXTS[:2], samples=2)) == 4, "among the passages that were kept for validation"
+    for refused, options in (([], {}), (TEXTS, {"dim": 25}), (TEXTS, {"batch_size": 0})):
+        with pytest.raises(UserError, match=r"Give a text|from 1 to 24|batch_size to 1"):
+            model.embed(refused, **options)
+    with pytest.raises(UserError, match="dim from 1 to 24"):
+        model.search(TEXTS[0], TEXTS[1:], dim=25)
+
+
+@needs_onnx
+def test_an_export_with_onnx(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "student"
+    assert main(["export", str(run), str(folder), "--onnx", "--license", "apache-2.0"]) == 0
+    assert "onnxruntime.InferenceSession(" in capfd.readouterr().out
+    assert "license: apache-2.0" in (folder / "README.md").read_text()
+    model = load(run, "last")
+    found = onnx_vectors(folder, TEXTS, 24, batch_size=2)
+    torch.testing.assert_close(found, model.embed(TEXTS), rtol=0, atol=1e-5)
+
+
+def test_onnx_where_it_cannot_be_is_refused(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for target, *more in (["a.safetensors"], ["files", "--weights"], ["folder", "--dtype", "bf16"]):
+        assert main(["export", str(run), str(tmp_path / target), "--onnx", *more]) == 2
+        assert "eave out --" in capfd.readouterr().err and not list(tmp_path.iterdir())

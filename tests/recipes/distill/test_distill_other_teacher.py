@@ -12,7 +12,7 @@ from changed_files import changed, fields, last_byte, two_tokens_swapped
 from encoder_toys import backbone_folder
 from samestep import Batch
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.models.sentence_export import write_encoder
 from samestep.models.sentence_folder import open_encoder
 from samestep.recipes.distill.teacher import LiveTeacher

@@ -137,14 +137,15 @@ def test_the_longest_texts_come_first() -> None:
 
 def test_a_held_out_query_is_not_trained_on() -> None:
     records = [Record(f"q{number % 10}", f"p{number}", (f"n{number}",)) for number in range(40)]
-    (kept,), found = hold_out([records], 0.25, 500, seed=1)
+    (kept,), found, test = hold_out([records], 0.25, 500, 0.0, seed=1)
+    assert found is not None and test is None
     assert len(found.queries) == 3, "a quarter of ten, rounded up"
     assert not set(found.queries) & {record.query for record in kept}
     assert len(kept) == 28 and all(len(grades) == 4 for grades in found.relevant)
     for query, grades in zip(found.queries, found.relevant):
         assert {found.passages[number] for number in grades} == {r.positive for r in records if r.query == query}
     assert "n0" in found.passages or "q0" not in found.queries, "negatives are in the corpus too"
-    fewer = hold_out([records], 0.25, 2, seed=1)[1].queries
+    fewer = hold_out([records], 0.25, 2, 0.0, seed=1)[1].queries
     assert len(fewer) == 2 and set(fewer) < set(found.queries)
     with pytest.raises(UserError, match=r"Give records that differ, .* cannot be split"):
-        hold_out([records[:1]], 0.5, 500, seed=1)
+        hold_out([records[:1]], 0.5, 500, 0.0, seed=1)

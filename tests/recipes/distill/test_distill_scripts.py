@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from distill_runs import rows_of, validations_of
 
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.recipes.distill import recipe
 from samestep.recipes.distill.presets import PRESETS
 

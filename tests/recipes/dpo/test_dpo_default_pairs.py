@@ -25,7 +25,8 @@ from samestep.recipes.dpo.default_pairs import (
     pdb_text,
     side_by_side,
 )
-from samestep.recipes.dpo.protein_data import ProteinRecords, read_pairs
+from samestep.recipes.dpo.families import ReadPairs
+from samestep.recipes.dpo.protein_data import ProteinPair, read_pairs
 from samestep.recipes.dpo.structures import AMINO_ACIDS, BACKBONE, Chain, parse_chains
 
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "dpo"
@@ -91,7 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def records(made: Path) -> ProteinRecords:
+def records(made: Path) -> ReadPairs[ProteinPair]:
     return read_pairs(Records(str(made)), max_length=200)
 
 
@@ -100,7 +101,7 @@ def fold_of(chain: Chain) -> Fold:
     return HELIX if distance(chain.coordinates[2, CA], chain.coordinates[4, CA]) < 6 else STRAND
 
 
-def test_64_pairs_follow_the_rule(records: ProteinRecords) -> None:
+def test_64_pairs_follow_the_rule(records: ReadPairs[ProteinPair]) -> None:
     assert len(records.pairs) == 64
     for pair in records.pairs:
         position = 0
@@ -113,7 +114,7 @@ def test_64_pairs_follow_the_rule(records: ProteinRecords) -> None:
                 position += 1
 
 
-def test_the_letters_alone_do_not_tell(records: ProteinRecords) -> None:
+def test_the_letters_alone_do_not_tell(records: ReadPairs[ProteinPair]) -> None:
     """Both folds are about as frequent, so a network has to look at the structure."""
     letters = "".join(
         letter for pair in records.pairs for letter, scored in zip(pair.preferred, pair.design.scored) if scored
@@ -122,7 +123,7 @@ def test_the_letters_alone_do_not_tell(records: ProteinRecords) -> None:
     assert 0.4 < share < 0.6
 
 
-def test_every_kind_of_record_is_there(records: ProteinRecords) -> None:
+def test_every_kind_of_record_is_there(records: ReadPairs[ProteinPair]) -> None:
     assert {len(pair.design.chains) for pair in records.pairs} == {2, 3}
     assert sum(bool(pair.design.fixed_chains) for pair in records.pairs) == 32
     assert sum(not pair.design.mutable.all() for pair in records.pairs) == 16

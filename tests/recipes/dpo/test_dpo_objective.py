@@ -49,8 +49,29 @@ def test_conservative_dpo_by_hand() -> None:
 
 
 def test_ipo_and_hinge_by_hand() -> None:
-    assert terms(beta=0.5, loss_type="ipo")["dpo"] == pytest.approx([4.0, 4.0])  # (3 - 1)^2, (-1 - 1)^2
+    found = terms(beta=0.5, loss_type="ipo")  # margins by token: 1/5 + 2/4, -1/4 - 0
+    assert found["dpo"] == pytest.approx([(0.7 - 1) ** 2, (-0.25 - 1) ** 2])
+    assert found["margin"] == pytest.approx([0.35, -0.125])
+    assert terms(beta=0.5, loss_type="ipo_sum")["dpo"] == pytest.approx([4.0, 4.0])  # (3 - 1)^2, (-1 - 1)^2
     assert terms(beta=0.5, loss_type="hinge")["dpo"] == pytest.approx([0.0, 1.5])
+
+
+def test_ipo_does_not_grow_with_the_length() -> None:
+    """As TRL has it: scores are divided by the tokens of their completion, then compared, in float64."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(20, 300, (2, 64), generator=draw)
+    ratios = [[0.2 * torch.randn(int(n), generator=draw).double() + 0.1 for n in row] for row in lengths]
+    sums = torch.stack([torch.stack([each.sum() for each in row]) for row in ratios])
+    by_hand = torch.stack([torch.stack([each.mean() for each in row]) for row in ratios])
+    scores = PairScores(PairLogProbs(sums[0] - 300, sums[1] - 280), lengths[0], lengths[1])
+    reference = PairLogProbs(numbers(*[-300.0] * 64), numbers(*[-280.0] * 64))
+    found = {
+        kind: pair_terms(Objective(loss_type=kind), scores, reference)["dpo"]  # type: ignore[arg-type]
+        for kind in ("ipo", "ipo_sum")
+    }
+    torch.testing.assert_close(found["ipo"], (by_hand[0] - by_hand[1] - 5).square(), rtol=1e-11, atol=0)
+    torch.testing.assert_close(found["ipo_sum"], (sums[0] - sums[1] - 5).square(), rtol=1e-11, atol=0)
+    assert found["ipo"].mean() < 30 < 100 < found["ipo_sum"].mean()
 
 
 def test_length_normalised_by_hand() -> None:
@@ -65,6 +86,7 @@ def test_length_normalised_by_hand() -> None:
         ({}, math.log(2)),
         ({"label_smoothing": 0.3}, math.log(2)),
         ({"loss_type": "ipo"}, 25.0),
+        ({"loss_type": "ipo_sum"}, 25.0),
         ({"loss_type": "hinge"}, 1.0),
     ],
 )
@@ -96,6 +118,7 @@ def test_what_is_trained() -> None:
         ({"beta": 0.0}, "beta must be a number above 0, not 0.0"),
         ({"label_smoothing": 0.5}, "label_smoothing must be a number of at least 0 and below 0.5, not 0.5"),
         ({"sft_coef": -1.0}, "sft_coef must be a number of at least 0, not -1.0"),
+        ({"loss_type": "ipo_sum", "length_normalised": True}, "Set objective.loss_type=ipo, which is ipo_sum by token"),
     ],
 )
 def test_what_cannot_be_trained_with(settings: dict[str, object], sentence: str) -> None:

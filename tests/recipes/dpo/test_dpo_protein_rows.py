@@ -37,7 +37,7 @@ def rows_of(folder: Path, *records: dict[str, Any]) -> ProteinRows:
     usual = {"pdb_file": "three.pdb", "preferred_seq": "AGSK", "unpreferred_seq": "VGSK", "chain_id": "A"}
     (folder / "pairs.json").write_text(json.dumps([usual | record for record in records]))
     found = read_pairs(Records(str(folder / "pairs.json")), 100)
-    return ProteinRows(found.pairs, found.files)
+    return ProteinRows(found.pairs, found.origins)
 
 
 def text(numbers: torch.Tensor) -> str:

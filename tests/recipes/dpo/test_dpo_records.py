@@ -10,7 +10,8 @@ from pdb_toys import BACKBONE, atom, chain, place, residue
 
 from samestep.core.errors import UserError
 from samestep.data.records.reading import SHOWN, Records
-from samestep.recipes.dpo.protein_data import ProteinPair, ProteinRecords, read_pairs
+from samestep.recipes.dpo.families import ReadPairs
+from samestep.recipes.dpo.protein_data import ProteinPair, read_pairs
 
 TWO_CHAINS = (
     chain("AGSKL", "A")  # 5 residues
@@ -38,7 +39,7 @@ def write(folder: Path, records: Any, name: str = "pairs.json") -> str:
     return str(folder / name)
 
 
-def read(folder: Path, *records: Any, name: str = "pairs.json", **options: Any) -> ProteinRecords:
+def read(folder: Path, *records: Any, name: str = "pairs.json", **options: Any) -> ReadPairs[ProteinPair]:
     limit = options.pop("limit", None)
     return read_pairs(Records(write(folder, list(records), name), limit=limit), **{"max_length": 100} | options)
 
@@ -84,6 +85,24 @@ def test_a_misspelt_field_is_refused(name: str, meant: str, folder: Path) -> Non
         read(folder, record(), {key: value for key, value in record().items() if key != meant} | {name: [0]})
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"fixed_positions": [1]},
+            "'fixed_positions' is not known; name the positions that may change, in 'mutable_pos",
+        ),
+        ({"fixed_position": [1]}, "'fixed_position' is not known; name the positions that may change, in 'mutable_pos"),
+        ({"chain": "A"}, "'chain' is not known; write 'design_chains', or set data.columns.design_chains=chain"),
+        ({"chains": ["A"]}, "'chains' is not known; write 'design_chains', or set data.columns.design_chains=chains"),
+    ],
+)
+def test_a_field_of_another_program_is_refused(fields: dict[str, Any], sentence: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"record 1: the column {sentence}"):
+        read(folder, record(**fields))
+    assert read(folder, record(mutable_positions=[0], design_chains=["A"], **fields)).pairs, "it says what is meant"
+
+
 @pytest.mark.parametrize("name", ["pairs.json", "pairs.jsonl"])
 def test_records_are_read(name: str, folder: Path) -> None:
     found = read(folder, record(note="ignored"), record(unpreferred_seq="AGSKV"), name=name)
@@ -92,7 +111,7 @@ def test_records_are_read(name: str, folder: Path) -> None:
         (2, "AGSKL", "AGSKV"),
     ]
     assert found.pairs[0].design.structure is found.pairs[1].design.structure, "a file is read once"
-    assert found.files[0].path == folder / name
+    assert found.origins[0].path == folder / name
     assert found.pairs[0].design.scored.all() and found.pairs[0].design.native == "AGSKL"
 
 
@@ -146,6 +165,11 @@ def test_chains(fields: dict[str, Any], expected: tuple[str, str], folder: Path)
         ({"mutable_ranges": "0-1,4-4"}, [0, 1, 4]),
         ({"mutable_ranges": ["0-1", "3-4"]}, [0, 1, 3, 4]),
         ({"mutable_ranges": [[0, 1]], "mutable_positions": [1, 4]}, [0, 1, 4]),
+        ({"mutable_positions": ["A1", "A4"]}, [0, 3]),
+        ({"mutable_positions": ["A1", 3]}, [0, 3]),
+        ({"mutable_positions": "A1,3 A5"}, [0, 3, 4]),
+        ({"mutable_ranges": "0-1,A4-A5"}, [0, 1, 3, 4]),
+        ({"mutable_ranges": [["A1", "A3"]]}, [0, 1, 2]),
     ],
 )
 def test_mutable_positions(fields: dict[str, Any], expected: list[int], folder: Path) -> None:
@@ -156,6 +180,26 @@ def test_mutable_positions(fields: dict[str, Any], expected: list[int], folder: 
 def test_positions_count_over_the_design_chains_in_their_order(folder: Path) -> None:
     fields = {"design_chains": "B,A", "preferred_seq": "VVXAGSKL", "unpreferred_seq": "VVXVGSKL"}
     assert np.flatnonzero(one(folder, **two(mutable_positions=[3], **fields)).design.scored).tolist() == [3]
+
+
+def test_positions_by_the_numbers_of_the_file(folder: Path) -> None:
+    """Numbers below 0, insertion codes, gaps, and two chains that both have a residue 7."""
+    numbers = [(-1, " "), (0, " "), (5, " "), (5, "A"), (5, "B"), (7, " ")]
+    first = "".join(residue("ALA", "A", number, code=code) for number, code in numbers)
+    (folder / "numbered.pdb").write_text(first + "TER\n" + chain("GGG", "B", first=6))
+    texts = {"preferred_seq": "AAAAAAGGG", "unpreferred_seq": "VVVVVVVVV"}
+
+    def mutable(**fields: Any) -> list[int]:
+        usual = {**texts, "design_chains": "A,B", "unpreferred_seq": "AAAAAAGGG"}
+        usual["preferred_seq"] = "AAAVVAGVG"
+        design = one(folder, pdb_file="numbered.pdb", **(usual | fields)).design
+        return np.flatnonzero(design.mutable).tolist()
+
+    assert mutable(mutable_positions=["A5", "A5A", "A5B", "B7"]) == [2, 3, 4, 7]
+    assert mutable(mutable_ranges="A-1-A0,A5A-B7") == [0, 1, 3, 4, 5, 6, 7]
+    assert mutable(mutable_ranges="A5-A7", mutable_positions="B7") == [2, 3, 4, 5, 7]
+    turned = {"design_chains": "B,A", "preferred_seq": "GGGAAAVAA", "unpreferred_seq": "GGGAAAAAA"}
+    assert mutable(mutable_positions="A5A", **turned) == [6]
 
 
 def test_only_resolved_and_known_residues_are_scored(folder: Path) -> None:
@@ -209,10 +253,16 @@ BAD_FILES = {
             "mutable position 5 is not in the design chains, whose 5 ",
         ),
         ({"mutable_positions": [-1]}, "positions", "mutable position -1 is not in the design chains"),
-        ({"mutable_positions": 3}, "positions", "mutable_positions must be a list of whole numbers"),
-        ({"mutable_positions": [True]}, "positions", "mutable_positions must be a list of whole numbers"),
-        ({"mutable_positions": [1.5]}, "positions", "mutable_positions must be a list of whole numbers"),
-        ({"mutable_positions": "9" * 5000}, "positions", "mutable_positions must be a list of whole numbers"),
+        ({"mutable_positions": 3}, "positions", "mutable_positions must be a list such as [0, 5], or with"),
+        ({"mutable_positions": [True]}, "positions", "mutable_positions must be a list such as [0, 5], or with"),
+        ({"mutable_positions": [1.5]}, "positions", "mutable_positions must be a list such as [0, 5], or with"),
+        ({"mutable_positions": "9" * 5000}, "positions", "mutable_positions must be a list such as [0, 5], or with"),
+        ({"mutable_positions": "A7"}, "positions", "the design chains have no residue A7; they have A1 to A5"),
+        ({"mutable_positions": "B1"}, "positions", "the design chains have no residue B1; they have A1 to A5"),
+        ({"mutable_positions": "A"}, "positions", "mutable_positions must be a list such as"),
+        ({"mutable_positions": [0, 7]}, "positions", "number in the file is written with its chain, such as A1"),
+        ({"mutable_ranges": "A2-4"}, "positions", "the range A2-4 of mutable_ranges counts one end from 0 and names"),
+        ({"mutable_ranges": "A4-A2"}, "positions", "the range A4-A2 of mutable_ranges ends before it begins"),
         ({"mutable_positions": []}, "positions", "no position is mutable; name some in mutable_positions"),
         ({"mutable_ranges": [[3, 10**12]]}, "positions", f"mutable position {10**12} is not in the design chains"),
         ({"mutable_ranges": [[-(10**12), 1]]}, "positions", f"mutable position -{10**12} is not in the design chains"),
@@ -334,6 +384,17 @@ def test_the_cache_holds_each_structure_once(folder: Path, tmp_path: Path) -> No
     (folder / "copy.pdb").write_bytes((folder / "one.pdb").read_bytes())
     found = read(folder, record(), record(pdb_file="copy.pdb"), two(), cache=tmp_path / "cache")
     assert len(found.pairs) == 3 and len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_chains_in_another_order_are_read_in_that_order(folder: Path) -> None:
+    """Though the structure is the same."""
+    first, second = chain("AGSKL", "A"), chain("VVV", "B")
+    (folder / "ab.pdb").write_text(first + second)
+    (folder / "ba.pdb").write_text(second + first)
+    other = record(pdb_file="ba.pdb", preferred_seq="VVVAGSKL", unpreferred_seq="VVVVGSKL")
+    found = read(folder, record(pdb_file="ab.pdb", preferred_seq="AGSKLVVV", unpreferred_seq="VGSKLVVV"), other).pairs
+    assert [chains(pair) for pair in found] == [("AB", ""), ("BA", "")]
+    assert found[0].design.structure.content == found[1].design.structure.content
 
 
 def test_identity_is_what_a_record_says(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pdb_toys import NAMES, chain, residue
 
 from player_folders import CHATML, player_folder
 from protein_toys import tiny_network
-from samestep import load, open_causal_lm
+from samestep import UserError, load, open_causal_lm
 from samestep.cli.main import main
 from samestep.launching import local
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
@@ -77,22 +77,24 @@ def test_the_same_designs_on_any_number_of_ranks(folder: Path, tmp_path: Path) -
     assert alone.keys() == names
     first = json.loads(alone["one.json"])
     assert first["designs"] == json.loads(alone["one_2.json"])["designs"], "of the same structure"
-    assert [design["sample"] for design in first["designs"]] == list(range(5))
+    assert [design["sample"] for design in first["designs"]] == [1, 2, 3, 4, 5]
     assert len({design["decoding_seed"] for design in first["designs"]}) == 5
     assert len({design["sequence"] for design in first["designs"]}) == 5, "each has noise of its own"
     for name in ("one", "two", "three"):
         letters = [line for line in alone[f"{name}.fa"].splitlines() if not line.startswith(">")]
-        assert letters == [design["sequence"] for design in json.loads(alone[f"{name}.json"])["designs"]]
+        written = json.loads(alone[f"{name}.json"])
+        assert letters == [one["sequence"] for one in (written["native"], *written["designs"])]
         assert not set("".join(letters)) & {"X"}, "X is never sampled"
 
 
 def test_a_design_does_not_depend_on_other_structures(folder: Path) -> None:
-    args = ["--samples=3", "--temperature=1"]
+    args, scores = ["--samples=3", "--temperature=1"], ("score", "global_score")
+    zero = dict.fromkeys(scores, 0)
     together = designs_of(sample(folder, f"--pdb_list={folder / 'list.txt'}", *args) / "two.json")
     alone = designs_of(sample(folder, f"--pdb_file={folder / 'two.pdb'}", *args) / "two.json")
     for one, other in zip(together, alone, strict=True):
-        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
-        assert {**one, "score": 0} == {**other, "score": 0}
+        assert [one[name] for name in scores] == pytest.approx([other[name] for name in scores], abs=1e-5)
+        assert {**one, **zero} == {**other, **zero}
     other_seed = designs_of(sample(folder, f"--pdb_file={folder / 'two.pdb'}", *args, "--seed=1") / "two.json")
     assert other_seed[0]["sequence"] != alone[0]["sequence"]
 
@@ -101,14 +103,14 @@ def test_scores_are_those_of_the_forward_pass_in_the_order_of_the_seed(folder: P
     chosen = {"design_chains": "B,A", "mutable_ranges": "2-9", "mutable_positions": "12"}
     options = [f"--{name}={value}" for name, value in chosen.items()]
     out = sample(folder, f"--pdb_file={folder / 'one.pdb'}", "--samples=2", "--temperature=0.5", *options)
-    network = load(str(folder / "tiny.pt"))
+    network = load(str(folder / "tiny.pt")).network
     assert isinstance(network, ProteinMPNN)
     design = choose_design(read_structure(folder / "one.pdb", None), chosen)
     row = {name: value[None] for name, value in design_row(design).items()}
     found = json.loads((out / "one.json").read_text())
-    assert found["native"] == "AGSKLV/AGSKLVAGSK"
+    assert found["native"]["sequence"] == "AGSKLV/AGSKLVAGSK"
     assert found["designed_positions"] == [*range(2, 10), 12]
-    for one in found["designs"]:
+    for one in (found["native"], *found["designs"]):
         assert one["chains"] == dict(zip("BA", one["sequence"].split("/"), strict=True))
         letters = one["sequence"].replace("/", "")
         bits = sampling.noise.bits(sampling._ORDER, torch.tensor([[one["decoding_seed"]]]), torch.arange(16))
@@ -116,27 +118,28 @@ def test_scores_are_those_of_the_forward_pass_in_the_order_of_the_seed(folder: P
         sequence = torch.tensor([[LETTERS.index(letter) for letter in letters]])
         names = ("resolved", "residue_index", "chain")
         log_probs = network(row["coordinates"], sequence, *(row[name] for name in names), order)
-        taken = log_probs.gather(2, sequence[..., None])[0, found["designed_positions"], 0]
-        assert one["score"] == pytest.approx(-taken.mean().item(), abs=1e-4)
+        taken = log_probs.gather(2, sequence[..., None])[0, :, 0]
+        assert one["score"] == pytest.approx(-taken[found["designed_positions"]].mean().item(), abs=1e-4)
+        assert one["global_score"] == pytest.approx(-taken.mean().item(), abs=1e-4)
         kept = [place for place in range(16) if place not in found["designed_positions"]]
         assert [letters[place] for place in kept] == [design.native[place] for place in kept]
         equal = sum(letters[place] == design.native[place] for place in found["designed_positions"])
-        assert one["recovery"] == pytest.approx(equal / 9, abs=1e-6)
+        assert one.get("seq_recovery", 1) == pytest.approx(equal / 9, abs=1e-6)
 
 
 def test_unresolved_positions_are_x_and_unknown_ones_are_designed(folder: Path) -> None:
     out = sample(folder, f"--pdb_file={folder / 'odd.pdb'}", "--samples=4")
     found = json.loads((out / "odd.json").read_text())
-    assert found["native"] == "AGSVXL"
+    assert found["native"]["sequence"] == "AGSVXL"
     assert found["designed_positions"] == [0, 1, 3, 4, 5]
     for one in found["designs"]:
         assert one["sequence"][2] == "X"
         assert "X" not in one["sequence"][:2] + one["sequence"][3:]
         equal = sum(a == b for a, b in zip(one["sequence"], "AG-V-L", strict=True))
-        assert one["recovery"] == equal / 4, "of the four that are known in the file"
+        assert one["seq_recovery"] == equal / 5, "an unknown letter is not recovered, as in the published program"
     out = sample(folder, f"--pdb_file={folder / 'odd.pdb'}", "--mutable_positions=4")
     (one,) = designs_of(out / "odd.json")
-    assert one["recovery"] is None
+    assert one["seq_recovery"] == 0
     assert one["sequence"][:4] + one["sequence"][5:] == "AGSVL", "what may not change keeps its letter"
 
 
@@ -165,7 +168,7 @@ def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sampling._Sampler, "__call__", counted)
     monkeypatch.setattr(sampling, "RESIDUES", 20)
     parts = designs_of(sample(folder, *args) / "three.json")
-    assert sizes == [1] * 8
+    assert sizes == [1] * 12
     assert [one["sequence"] for one in parts] == [one["sequence"] for one in whole]
 
 
@@ -287,6 +290,25 @@ def test_adapters_of_a_chat_model(tmp_path: Path, capfd: pytest.CaptureFixture[s
         return base.decode(tokens[start:])
 
     base = open_causal_lm(llama)
-    wanted = greedy(load(str(tmp_path / "run"), "last"))
+    wanted = greedy(load(str(tmp_path / "run"), "last").network)
     assert shown == f"--- 1 of 2 ---\n{wanted}\n--- 2 of 2 ---\n{wanted}\n"
     assert wanted != greedy(base.network().eval())
+
+
+def test_design_in_python_gives_what_the_command_writes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = {"samples": 2, "temperature": 1, "mutable_ranges": "2-7"}
+    written = designs_of(
+        sample(folder, f"--pdb_file={folder / 'one.pdb'}", *[f"--{k}={v}" for k, v in args.items()]) / "one.json"
+    )
+    model = load(str(folder / "tiny.pt"))
+    found = model.design(folder / "one.pdb", **args)
+    assert [one["sequence"] for one in found] == [one["sequence"] for one in written]
+    assert [one["score"] for one in found] == [one["score"] for one in written]
+    assert not list(tmp_path.iterdir()) and "files" not in found[0]
+    with pytest.raises(UserError, match="this model designs proteins"):
+        model.generate("a text")
+    with pytest.raises(UserError, match="this model writes texts"):
+        load(str(folder / "texts"), "last").design(folder / "one.pdb")

@@ -13,7 +13,7 @@ import yaml
 from dpo_runs import rows_of, validations_of
 
 import samestep
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.requirements import require
 

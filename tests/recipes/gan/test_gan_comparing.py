@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from samestep.recipes.gan.comparison_results import (
 )
 from samestep.recipes.gan.data import PYDOC, DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.endpoint import Endpoint
-from samestep.recipes.gan.judges import DEFAULT_CRITERION, JudgeConfig, PairWriter
+from samestep.recipes.gan.judges import DEFAULT_CRITERION, JudgeConfig, PairWriter, with_instruction
 from samestep.train.trained.batch_inference import network_of
 from samestep.train.trained.trained_model import open_trained
 from samestep.world.world import World
@@ -91,7 +92,7 @@ def judge_of(network: nn.Module, **changes: Any) -> LocalJudge:
     player = ByteModel(CausalConfig(max_sequence_length=400))
     config = JudgeConfig(max_tokens=changes.pop("max_tokens", 256), mode=changes.pop("mode", "verdict"))
     settings = replace(SETTINGS, **changes)
-    return LocalJudge("toy", player, lambda: (network, None), config, settings, World.single())
+    return LocalJudge("toy", player, lambda: (network, None), settings.of(config), settings, World.single())
 
 
 def test_question_results() -> None:
@@ -113,18 +114,17 @@ def test_question_results() -> None:
 def test_judges_are_asked_what_they_were_trained_on(mode: Any) -> None:
     trained_on: list[str] = []
     PairWriter(lambda text: [1], JudgeConfig(mode=mode), lambda text: (trained_on.append(text) or [1], [1]))
-    assert trained_on == [question(DEFAULT_CRITERION, mode)]
-    assert trained_on[0].startswith(DEFAULT_CRITERION)
+    assert question(DEFAULT_CRITERION) is None
+    assert trained_on[0].startswith(f"{with_instruction(DEFAULT_CRITERION, mode)}\n\nBoth texts answer this:")
 
 
 def test_other_criteria() -> None:
-    assert question("which is clearer", "verdict") == "which is clearer? Answer 1 or 2."
-    assert question("Which?", "generative").endswith("then end with \\boxed{1} or \\boxed{2}.")
-    assert question("Which?", "verdict", "Write.\n") == "Which? Answer 1 or 2.\n\nBoth texts answer this:\nWrite."
+    assert question("which is clearer") == "which is clearer?"
+    assert question("Which?") == "Which?"
 
 
 def test_cut_alike() -> None:
-    assert cut_alike("one two  three", "four five", 9) == ("one two", "four five")
+    assert cut_alike(" one two  three four.", "five six seven", 9) == ("one two", "five six")
     assert cut_alike("one two", "three four", 1) == ("one", "three")
     assert cut_alike(" ", "x", 1) == ("", "")
 
@@ -149,7 +149,7 @@ class CountsX(nn.Module):
 def test_a_local_judge_reads_both_texts_cut_to_one_length() -> None:
     network = CountsX()
     judge = judge_of(network, max_tokens=4)
-    shown = [Shown("p", "axb", "cde"), Shown("p", "cde", "axb"), Shown("p", "aaaaaxx", "xbbbb")]
+    shown = [Shown("p", "axb", "cde"), Shown("p", "cde", "axb"), Shown("p", " aaaaaxx", "xbbbbb")]
     (answers,) = judge.ask(["which is better"], shown)
     assert [answer.log_odds for answer in answers] == [4.0, 2.0, 2.0]
     assert decide(*answers[:2]).winner == "a"
@@ -158,9 +158,11 @@ def test_a_local_judge_reads_both_texts_cut_to_one_length() -> None:
 
 
 def test_a_local_judge_is_shown_the_prompt_if_wanted() -> None:
-    network = CountsX()
-    judge_of(network, show_prompt=True).ask([DEFAULT_CRITERION], [Shown("Tell me.", "a", "b")])
-    assert "Both texts answer this:\nTell me.\n\nText 1:" in network.read[0]
+    """As in training, unless another wish is given."""
+    for wish in (None, True, False):
+        network = CountsX()
+        judge_of(network, show_prompt=wish).ask([DEFAULT_CRITERION], [Shown("Tell me.\n", "ab", "cd")])
+        assert ("Both texts answer this:\nTell me.\n\nText 1:" in network.read[0]) == (wish is not False)
 
 
 class GivesNoNumbers(nn.Module):
@@ -181,14 +183,14 @@ def test_a_judge_with_nothing_to_read_is_not_loaded() -> None:
 
 def test_texts_are_cut_to_what_a_judge_takes() -> None:
     network = CountsX()
-    network.config = CausalConfig(max_sequence_length=100)  # type: ignore[assignment]
+    network.config = CausalConfig(max_sequence_length=130)  # type: ignore[assignment]
     judge = judge_of(network)
     judge.ask([DEFAULT_CRITERION], [Shown("p", "y" * 40, "z" * 40)])
     (text,) = network.read
-    assert len(text) < 100
+    assert len(text) < 130
     assert text.count("y") == text.count("z") > 1
     with pytest.raises(UserError, match="Use a judge that takes more tokens"):
-        judge.ask(["Which of them " * 9], [Shown("p", "y" * 40, "z" * 40)])
+        judge.ask(["Which of them " * 12], [Shown("p", "y" * 40, "z" * 40)])
 
 
 @pytest.mark.parametrize(
@@ -280,6 +282,28 @@ def test_a_run_against_itself_ties(compared: Compare) -> None:
     assert found["questions"][0]["all"]["ties"] == len(found["pairs"])
     assert [pair["a"] for pair in found["pairs"]] == [pair["b"] for pair in found["pairs"]]
     assert "the judge was not asked" in shown
+
+
+def test_one_judge_that_is_named_in_two_ways_is_asked_once(compared: Compare, runs: Path, tmp_path: Path) -> None:
+    """By another spelling of its path, and as a copy."""
+    shutil.copytree(runs / "a", tmp_path / "copied")
+    for name in (str(runs / "b" / ".." / "a"), str(tmp_path / "copied")):
+        code, found, shown = compared("a", name, "--against_stage", "mle", "--limit", "3")
+        assert code == 0, shown
+        assert len(found["questions"]) == 1, name
+
+
+def test_prompts_are_of_the_test_part_where_there_is_one(compared: Compare, runs: Path, tmp_path: Path) -> None:
+    assert "on 16 validation records of a (gan, step 2)" in compared("a")[2]
+    data = [f"data.path={runs / 'stories.csv'}", "data.validation_fraction=0.4", "data.test_fraction=0.2"]
+    args = ["--preset", "verify", *data, "max_steps=1", f"out={tmp_path}", "name=tested", "log.quiet=true"]
+    assert main(["train", "gan", *args]) == 0
+    code, found, shown = compared(str(tmp_path / "tested"))
+    assert code == 0, shown
+    texts = load(DataConfig(str(runs / "stories.csv"), None, 1, 60, 0.4, 0.2), 0)
+    assert texts.test is not None
+    assert {pair["human"] for pair in found["pairs"]} == {record.human for record in texts.test.records}
+    assert "on 8 test records of tested (gan, step 1)" in shown
 
 
 def test_the_same_at_any_number_of_ranks(compared: Compare, runs: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def test_length_filters_say_what_they_left_out(tmp_path: Path) -> None:
         ({"min_story_length": 0}, "min_story_length must be a whole number of at least 1, not 0"),
         ({"min_story_length": 9, "max_story_length": 8}, "max_story_length to data.min_story_length=9 or more"),
         ({"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1, not 1.0"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "less than 1 together"),
         ({"limit": 1}, "limit must be a whole number of at least 2 or null, not 1"),
     ],
 )
@@ -217,6 +219,15 @@ def test_the_split_is_by_record_and_by_seed(tmp_path: Path) -> None:
     assert set(load(shuffled, seed=1).validation.records) == set(texts.validation.records), "whatever their order"
     two = load(DataConfig(config.path, limit=2, validation_fraction=0.9), seed=1)
     assert (len(two.train), len(two.validation)) == (1, 1), "something is left to train on"
+
+
+def test_a_test_part_is_in_neither_of_the_others(tmp_path: Path) -> None:
+    config = DataConfig(write_csv(tmp_path / "a.csv", stories(40)), validation_fraction=0.25)
+    whole, split = load(config, seed=1), load(replace(config, test_fraction=0.2), seed=1)
+    assert whole.test is None and split.test is not None
+    assert split.validation.records == whole.validation.records
+    assert set(split.train.records) | set(split.test.records) == set(whole.train.records)
+    assert (len(split.train), len(split.validation), len(split.test)) == (22, 10, 8)
 
 
 def test_python_s_own_text() -> None:

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from adapter_toys import new_folder
 from cli.conftest import Shell
 from samestep import Bench, CausalConfig, GenerationConfig, Tick, UserError, World
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.data import DataConfig, Record
-from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table
+from samestep.recipes.gan.data import DataConfig, Record, TextRows
+from samestep.recipes.gan.evaluation import Baseline, Benchmark, BenchmarkConfig, Verdicts, _decoded, benchmark_table
 from samestep.recipes.gan.judges import JudgeConfig
 from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
 from samestep.train.logging.console import Screen
 from samestep.train.record.config import Distributed
-from toys import SEVERAL, Case, on_ranks
+from toys import SEVERAL, Case, CountGathers, on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 NETWORK = CausalConfig(
@@ -52,11 +52,17 @@ def adversaries(world: World, strategy: str = "lone", size: int = 5, **changes: 
         data=DataConfig(path=str(folder / "stories.jsonl"), validation_fraction=0.4),
         generator=PlayerConfig(network=NETWORK),
         judge=PlayerConfig(network=NETWORK),
-        judging=JudgeConfig(max_tokens=12),
         writing=GenerationConfig(max_new_tokens=7),
         benchmark=BenchmarkConfig(size=size),
         distributed=Distributed(strategy="fsdp" if strategy == "fsdp" else "ddp", dtype="float64"),
-        **{"global_batch_size": 4, "batch_size": 2, "max_steps": 3, "learning_rate": 0.02, **changes},
+        **{
+            "judging": JudgeConfig(max_tokens=12),
+            "global_batch_size": 4,
+            "batch_size": 2,
+            "max_steps": 3,
+            "learning_rate": 0.02,
+            **changes,
+        },
     )
     bench = Bench(world, config, RunDir(folder / "run"), "gan", Screen(False), sinks=[])
     return Adversaries(bench)
@@ -94,10 +100,10 @@ def unreadable_and_empty(world: World, strategy: str) -> None:
     assert benchmark is not None
     asked = 0
 
-    def silent(network: nn.Module, records: Sequence[Record], *_: object) -> list[None]:
+    def silent(network: nn.Module, records: Sequence[Record], *_: object) -> list[list[None]]:
         nonlocal asked
         asked += 1
-        return [None] * len(records)
+        return [[None, None]] * len(records)
 
     benchmark._judged = silent
     ends_at_once = replace(benchmark._write, eos=range(257), forbidden=())
@@ -112,7 +118,26 @@ def unreadable_and_empty(world: World, strategy: str) -> None:
     assert set(world.gather(asked)) == {asked}
 
 
-CASES: list[Case] = [same_at_any_world_size, unreadable_and_empty]
+def gathered_once(world: World, strategy: str) -> None:
+    """While texts are written; the judge's answers, too. Its texts are the same."""
+    generative = JudgeConfig(mode="generative", max_tokens=12, answer_tokens=7)
+    found = []
+    for keep in (True, False):
+        task = adversaries(world, strategy, judging=generative, keep_gathered=keep)
+        benchmark = task._benchmark
+        assert benchmark is not None
+        with CountGathers() as writing:
+            written = benchmark._written()
+        with CountGathers() as judging:
+            benchmark._verdicts(["abc"] * 5)
+        found.append((written["tokens"].tolist(), writing.count, judging.count))
+    (kept, *few), (freed, *many) = found
+    assert kept == freed
+    if strategy == "fsdp":
+        assert all(2 * one < other for one, other in zip(few, many, strict=True))
+
+
+CASES: list[Case] = [same_at_any_world_size, unreadable_and_empty, gathered_once]
 
 test_on_ranks = on_ranks(CASES, SEVERAL)
 
@@ -134,7 +159,7 @@ def test_verdicts_by_hand() -> None:
         "accuracy/b": 3.5 / 6,
     }
     assert accuracies["accuracy"] + verdicts.win_rate().rate + verdicts.failures == 1
-    assert verdicts.position_bias() == pytest.approx(4.5 / 9 - 1 / 2)
+    assert verdicts.position_bias() == pytest.approx((5 - 5) / 10)
 
 
 def test_judge_that_always_gives_one_answer_is_all_bias() -> None:
@@ -200,13 +225,11 @@ def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
     assert benchmark is not None
     records = benchmark._rows.records
     first = dict(zip(records, benchmark.baseline.texts(task.writer), strict=True))
-    asked: list[bool] = []
+    asked: list[str] = []
 
-    def by_heart(
-        network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: bool, ids: Tensor
-    ) -> list[float]:
-        asked.extend([human_first] * len(records))
-        return [float(first[record] == text) for record, text in zip(records, texts, strict=True)]
+    def by_heart(network: nn.Module, records: Sequence[Record], texts: Sequence[str], ids: Tensor) -> list[list[float]]:
+        asked.extend(texts)
+        return [[float(first[record] == text)] * 2 for record, text in zip(records, texts, strict=True)]
 
     benchmark._judged = by_heart
     found = benchmark.measure(tick(1))
@@ -214,7 +237,7 @@ def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
     written = _decoded(benchmark._written(), task.writer)
     changed = sum(text != first[record] for text, record in zip(written, records, strict=True))
     assert changed and found["benchmark/win_rate"] == changed / len(records)
-    assert asked.count(True) == asked.count(False) == 2 * len(records)
+    assert sorted(asked) == sorted([*written, *first.values()])
 
 
 def test_records_are_spread_over_groups() -> None:
@@ -226,6 +249,24 @@ def test_records_are_spread_over_groups() -> None:
     benchmark = task._benchmark
     assert benchmark is not None
     assert {record.group for record in benchmark._rows.records} == {"noir", "tale"} and len(benchmark._rows) == 3
+
+
+def test_prompts_that_occur_in_training_are_counted(tmp_path: Path) -> None:
+    task = adversaries(World.single(), size=5)
+    assert after_steps(task, 1)["benchmark/prompts_in_training"] == 0
+    texts, benchmark = task.texts, task._benchmark
+    assert benchmark is not None
+    known = replace(texts.train.records[0], prompt=texts.validation.records[0].prompt)
+    train = TextRows([*texts.train.records, known], texts.train.groups, texts.train.origins())
+    players = task.writer, task.generator, task.judge
+    more = Benchmark(task._bench, replace(texts, train=train), *players, task.rollouts.right)
+    more.baseline = benchmark.baseline
+    found = more.measure(tick(0))
+    assert found["benchmark/prompts_in_training"] == 1
+    table = benchmark_table({name.removeprefix("benchmark/"): value for name, value in found.items()}, 5)
+    assert "5 records, 1 of them with a prompt that occurs in training with another human text" in " ".join(
+        table.split()
+    )
 
 
 def test_fewer_records_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from player_folders import BRACKETS, CHATML, TRIMMED, bytes_with_merges, player_folder, words_with_spaces
+from player_folders import every_folder, player_folder
 from samestep import CausalConfig, LanguageModel, UserError, World, open_causal_lm
 from samestep.kit.language_model import ByteModel, FolderModel
 from samestep.recipes.gan.judges import JudgeConfig, PairWriter, answer_tokens
@@ -14,15 +14,7 @@ from samestep.recipes.gan.players import PlayerConfig, open_player
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    home = tmp_path_factory.mktemp("folders")
-    return {
-        "chatml": player_folder(home / "chatml", CHATML),
-        "trimmed": player_folder(home / "trimmed", TRIMMED, bytes_with_merges(begins=True)),
-        "brackets": player_folder(home / "brackets", BRACKETS, words_with_spaces(begins=True)),
-        "spaces": player_folder(home / "spaces", CHATML, words_with_spaces()),
-        "plain": player_folder(home / "plain"),
-        "begins": player_folder(home / "begins", None, words_with_spaces(begins=True)),
-    }
+    return every_folder(tmp_path_factory.mktemp("folders"))
 
 
 def player_of(folder: Path) -> FolderModel:
@@ -58,11 +50,13 @@ def test_each_can_judge_what_another_wrote(folders: dict[str, Path], name: str) 
     judge: LanguageModel = ByteModel(CausalConfig(tied_head=True)) if name == "built-in" else player_of(folders[name])
     writer = player_of(folders["trimmed"])
     written = writer.decode([*writer.encode("the <|im_end|> sea"), writer.eos[0]])
-    pair = PairWriter(judge.encode, JudgeConfig(max_tokens=12), judge.around)("the human one", written, True)
+    pair = PairWriter(judge.encode, JudgeConfig(max_tokens=12), judge.around)(
+        "the prompt", "the human one of two", written
+    )
     assert pair.is_shown
     one, two = answer_tokens(judge.encode)
     assert (judge.decode([one]), judge.decode([two])) == ("1", "2")
     if isinstance(judge, FolderModel):
         tame = judge.prompt("the sea")
-        assert special_in(judge, pair.tokens) == special_in(judge, tame)
-        assert "Text 1:\nthe human" in judge.spell(pair.tokens)
+        assert special_in(judge, pair.orders[0]) == special_in(judge, pair.orders[1]) == special_in(judge, tame)
+        assert "Text 1:\nthe hum" in judge.spell(pair.orders[0])

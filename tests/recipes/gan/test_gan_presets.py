@@ -73,6 +73,8 @@ def test_presets(preset: str, epochs: int, files: bool) -> None:
     assert (config.epochs, config.max_steps) == (epochs, None)
     assert config.checkpoint.weights == files
     assert config.checkpoint.every_steps == 20, "the default of --checkpoint_freq"
+    waits = (config.generator_pauses_below, config.judge_pauses_above)
+    assert waits == ((0.0, 1.0) if preset == "test" else (0.6, 0.75)), "each side waits for the other"
     assert config.global_batch_size is None, "or --batch_size would only bound memory"
 
 

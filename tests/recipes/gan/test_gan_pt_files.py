@@ -63,7 +63,7 @@ def test_files_are_the_same_on_any_number_of_ranks(trained: Path, shell: Shell) 
 
 @pytest.mark.parametrize("learner", ["generator", "judge"])
 def test_a_file_is_the_state_of_the_network(trained: Path, learner: str) -> None:
-    network = samestep.load(trained / "one", 4, learner)
+    network = samestep.load(trained / "one", 4, learner).network
     found = weights(trained / "one" / "weights" / f"{learner}_step_4.pt")
     assert found.keys() == network.state_dict().keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in network.state_dict().items())

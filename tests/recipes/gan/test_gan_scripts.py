@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "gan"

@@ -13,6 +13,7 @@ from cli.conftest import Shell
 from samestep.cli.main import main
 from samestep.data.records.reading import FORMATS
 from samestep.recipes.gan.rollout import Rollouts
+from toys import run_on_ranks
 
 FLOAT = "distributed.dtype=float32"
 
@@ -33,7 +34,15 @@ def test_what_is_logged(tmp_path: Path) -> None:
     rows = train(tmp_path, "objective.kl_coef=0.1", "judge_learning_rate=0.01", "schedule=constant")
     assert len(rows) == 4
     names = {"judge_accuracy", "generator_reward_mean", "judge_reward_mean", "generator_loss", "judge_loss"}
-    names |= {"generator/kl", "generator/entropy", "generator/clipped", "generator/no_variance", "tokens_written"}
+    names |= {
+        "judge_position_bias",
+        "judge_prompts_cut",
+        "generator/kl",
+        "generator/entropy",
+        "generator/clipped",
+        "generator/no_variance",
+        "tokens_written",
+    }
     assert names | {"cut_at_the_limit", "parse_failures", "prompts_cut", "too_short_to_judge"} <= rows[0].keys()
     assert rows[0]["generator_loss"] == rows[0]["generator/loss"]
     assert (rows[0]["generator/lr"], rows[0]["judge/lr"]) == (0.003, 0.01)
@@ -47,6 +56,7 @@ def test_rollouts_can_be_read_and_are_written_once(tmp_path: Path) -> None:
     lines = tmp_path / "run" / "rollouts.jsonl"
     before = rollouts(tmp_path)
     assert [row["step"] for row in before] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [row["human"] for row in before[:4]] != [row["human"] for row in before[4:]]
     with lines.open("a") as file:  # as of a run that was killed after its last save
         file.write(json.dumps({**before[-1], "step": 4}) + "\n")
     assert main(["train", "--resume", str(tmp_path / "run"), "max_steps=4"]) == 0
@@ -57,8 +67,32 @@ def test_rollouts_can_be_read_and_are_written_once(tmp_path: Path) -> None:
     for row in after:
         assert row["prompt"].startswith("Write a paragraph of Python's reference")
         assert row["prompt"] not in row["generated"]
-        assert row["human_is_text"] in (1, 2) and row["verdict"] in (1, 2, None)
+        assert len(row["answers"]) == 2 and set(row["answers"]) <= {1, 2, None}
         assert 0 <= row["generator_reward"] <= 1
+
+
+@pytest.mark.timeout(900)
+def test_rollouts_are_the_same_rows_at_any_number_of_ranks(tmp_path: Path) -> None:
+    """Also in a run that is shorter than the steps between metrics."""
+    settings = ["objective.kind=grpo", "objective.group_size=2", "max_steps=2", "log.every=10"]
+    train(tmp_path, *settings, name="alone")
+    common = ["--preset", "verify", f"out={tmp_path}", "log.quiet=true", FLOAT, *settings, "log.every=10"]
+    for ranks in (2, 3):
+        run_on_ranks(main, ranks, ["train", "gan", *common, f"name=on_{ranks}"], logs=tmp_path / f"logs_{ranks}")
+        found = rollouts(tmp_path, f"on_{ranks}")
+        assert [row["step"] for row in found] == [1, 1, 1, 1]
+        for row, alone in zip(found, rollouts(tmp_path, "alone"), strict=True):
+            assert row == {
+                **alone,
+                **{name: pytest.approx(alone[name]) for name in ("generator_reward", "judge_reward")},
+            }
+    assert len({row["prompt"] for row in found}) > 2, "not the completions of one prompt"
+
+
+def test_a_prompt_that_is_long_for_the_judge_is_cut_and_counted(tmp_path: Path) -> None:
+    for name, settings, share in (("long", ["judging.max_prompt_tokens=5"], 1), ("whole", [], 0)):
+        (row,) = train(tmp_path, "max_steps=1", *settings, name=name)
+        assert row["judge_prompts_cut"] == share
 
 
 def test_completions_too_short_to_judge_earn_nothing(tmp_path: Path) -> None:
@@ -67,7 +101,7 @@ def test_completions_too_short_to_judge_earn_nothing(tmp_path: Path) -> None:
         assert (row["too_short_to_judge"], row["judge_accuracy"], row["generator_reward_mean"]) == (1, 1, 0)
         assert row["generator/no_variance"] == 1
         assert "judge/loss" not in row
-    assert all(row["verdict"] is None for row in rollouts(tmp_path))
+    assert all(row["answers"] == [None, None] for row in rollouts(tmp_path))
 
 
 def test_completions_are_cut_at_the_limit(tmp_path: Path) -> None:
@@ -91,6 +125,10 @@ def test_a_prompt_that_is_too_long_is_cut(tmp_path: Path) -> None:
             ["judging.mode=generative", "judging.answer_tokens=0"],
             r"judging.answer_tokens must be a whole number",
         ),
+        (["judging.template={text_1} or {text_2}", "judging.show_prompt=true"], r"show_prompt has no effect"),
+        (["judging.show_prompt=false", "judging.max_prompt_tokens=5"], r"max_prompt_tokens has no effect"),
+        (["judging.template={text_1}"], r"Name {text_1} and {text_2} once each in judging.template"),
+        (["data.test_fraction=0.7"], r"less than 1 together, or nothing is left to train on; they are 0.3 and 0.7"),
         (["generator.network.vocab_size=300"], r"Leave network.vocab_size at"),
         (["writing.temperature=0"], r"Set writing.temperature above 0: ppo learns from completions that are drawn"),
     ],
@@ -109,7 +147,7 @@ def test_a_judge_that_never_gives_an_answer(flag: str, fooled: int, tmp_path: Pa
         assert (row["parse_failures"], row["judge_reward_mean"], row["judge_accuracy"]) == (1, -1, 0)
         assert row["generator_reward_mean"] == fooled
         assert row["generator/no_variance"] == 1
-    assert all(row["judge"] is not None and row["verdict"] is None for row in rollouts(tmp_path))
+    assert all(len(row["judge"]) == 2 and row["answers"] == [None, None] for row in rollouts(tmp_path))
 
 
 def test_spin_learns_from_the_likeliest_completions_too(tmp_path: Path) -> None:
@@ -139,7 +177,7 @@ def test_data_is_read_once_for_all_stages(tmp_path: Path, monkeypatch: pytest.Mo
 
 def judge_weights(run: Path, learner: str) -> list[float]:
     """A part of the network that a run has learned."""
-    network = samestep.load(run, which="last", learner=learner)
+    network = samestep.load(run, which="last", learner=learner).network
     return [float(value) for value in network.transformer.ln_f.weight]
 
 
@@ -161,7 +199,7 @@ def test_the_side_that_wins_too_much_pauses(settings: list[str], paused: str, le
 def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) -> None:
     rows = train(tmp_path, "mle_epochs=1", "max_steps=1", "learning_rate=0", "mle_learning_rate=0.01")
     assert len(rows) == 1
-    begun = samestep.load(tmp_path / "run", which="last", learner="generator")
+    begun = samestep.load(tmp_path / "run", which="last", learner="generator").network
     assert [float(value) for value in begun.transformer.ln_f.weight] != [1.0] * 16
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from language_toys import of_transformers
 from player_folders import bytes_with_merges
@@ -29,11 +30,17 @@ def rows_of(run: Path, stage: str, has: str = "loss") -> list[dict[str, Any]]:
     return [row for row in rows if row["stage"] == stage and has in row]
 
 
-def model_folder(folder: Path, kind: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+def model_folder(
+    folder: Path,
+    kind: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    inner: Tokenizer | None = None,
+    **changes: Any,
+) -> Path:
     """A tiny random model of transformers with a tokenizer; its weights are stored in `dtype`."""
     from transformers import PreTrainedTokenizerFast
 
-    inner = bytes_with_merges()
+    inner = inner or bytes_with_merges()
     names = {"bos_token": "<s>", "eos_token": "<|end|>"}
     PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
     attention = "eager" if kind == "gemma2" else "sdpa"

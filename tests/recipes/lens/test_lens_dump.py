@@ -12,7 +12,7 @@ from torch import Tensor
 
 from player_folders import words_with_spaces
 from samestep.cli.main import main
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 from samestep.models.causal_lm import CausalConfig
 from samestep.recipes.lens.activations import ActivationReader
 from samestep.recipes.lens.language_model import pretrained
@@ -38,14 +38,14 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 
 def test_what_is_dumped(run: Path) -> None:
     key = dump_of(run).inputs
-    rows = dump_of(run).rows(np.arange(20))
-    assert (key["train"], key["validation"], key["layer"]) == (13, 7, 0)
+    rows = dump_of(run).rows(np.arange(27))
+    assert (key["train"], key["validation"], key["test"], key["layer"]) == (13, 7, 7, 0)
     assert {name: tuple(value.shape) for name, value in rows.items()} == {
-        "A": (20, 16),
-        "A_prime": (20, 16),
-        "tokens": (20, 16),
-        "position": (20,),
-        "layer": (20,),
+        "A": (27, 16),
+        "A_prime": (27, 16),
+        "tokens": (27, 16),
+        "position": (27,),
+        "layer": (27,),
     }
     config = read_json(run / "config.json")["config"]["pretrain"]["network"]
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_what_is_dumped(run: Path) -> None:
         seen: list[Tensor] = []
         blocks[0].register_forward_hook(lambda block, args, output: seen.append(output))  # type: ignore[union-attr, index]
         network(rows["tokens"].long())
-    wanted = seen[0][torch.arange(20), rows["position"].long()]
+    wanted = seen[0][torch.arange(27), rows["position"].long()]
     torch.testing.assert_close(rows["A"], wanted, rtol=1e-4, atol=1e-5)
     apart = (rows["A"][:13, None] - rows["A_prime"][None, :13]).abs().amax(-1) < 1e-5
     assert apart.any(0).all(), "A' is the A of another row"
@@ -76,10 +76,10 @@ def test_a_killed_dump_resumes_without_computing_again(
     monkeypatch.setattr(ActivationReader, "forward", counted)
     killed = train(tmp_path, "verify", FLOAT, "until=dump", code=1)
     before, calls = sum(seen), 10**6
-    assert 0 < before < 20
+    assert 0 < before < 27
     assert main(["train", "--resume", str(killed)]) == 0
-    assert 20 <= sum(seen) <= 20 + 2 * BATCH, "once more: only what came after the last save"
-    every = np.arange(20)
+    assert 27 <= sum(seen) <= 27 + 2 * BATCH, "once more: only what came after the last save"
+    every = np.arange(27)
     torch.testing.assert_close(dump_of(killed).rows(every), dump_of(run).rows(every), rtol=0, atol=0)
 
 
@@ -118,8 +118,12 @@ def test_a_dump_is_found_from_anywhere_and_compared_by_evaluations(
     assert main(["evaluate", str(second)]) == 0
     layout = tmp_path / "source" / "artifacts" / "dump" / "activations" / "arrays.json"
     record = read_json(layout)
-    wrong_values = (({"layer": 1}, "computed with another layer (1 instead of 0)"), ({"train": 5}, "Dump again: the"))
-    for wrong, sentence in wrong_values:
+    wrong_values = {
+        "computed with another layer (1 instead of 0)": {"layer": 1},
+        "computed with another text cutting; dump them again": {"text cutting": None},
+        "Dump again: the key of the dump says 5, 7, 7 activations": {"train": 5},
+    }
+    for sentence, wrong in wrong_values.items():
         values = {**record["key"]["values"], **wrong}
         write_json(layout, {**record, "key": {**record["key"], "values": values}})
         assert main(["evaluate", str(second)]) == 2

@@ -12,11 +12,21 @@ from lens_runs import rows_of, train
 from samestep import CausalConfig, CausalTransformer, World
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.kit.language_model import ByteModel
 from samestep.recipes.lens.config import EvaluationConfig
 from samestep.recipes.lens.evaluation import RECORDS, RESULTS, context_of, visible
-from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, SpreadRows, compute_values, fit, results_of
+from samestep.recipes.lens.measuring import (
+    BASELINES,
+    METHODS,
+    Measuring,
+    SpreadRows,
+    compute_values,
+    explained_variance,
+    fit,
+    results_of,
+    variance_of,
+)
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.parts import LensShape
 
@@ -56,14 +66,15 @@ def test_metrics_by_hand() -> None:
     error[:, where["zero"]] = torch.tensor([10.0, 20.0])
     error[:, where["sampled"]] = torch.tensor([1.0, 4.0])
     kl[:, where["mean"]], kl[:, where["sampled"]], kl[:, where["greedy"]] = 2.0, 0.5, 0.0
-    found = results_of({"error": error, "kl": kl, "same": torch.tensor([True, False])})
+    found = results_of({"error": error, "kl": kl, "same": torch.tensor([True, False])}, variance=4.0)
     sampled = found["methods"]["sampled"]
-    assert sampled["fve"] == pytest.approx(1 - 5 / 10)
+    assert sampled["fve"] == pytest.approx(1 - 2.5 / 4)
     assert sampled["relative_error"] == pytest.approx((0.1 + 0.2) / 2)
     assert sampled["kl_recovered"] == pytest.approx(0.75)
     assert found["methods"]["greedy"]["kl_recovered"] == 1
-    assert found["methods"]["mean"]["fve"] == 0 == found["methods"]["mean"]["kl_recovered"]
-    assert found["methods"]["zero"]["fve"] == pytest.approx(-2)
+    assert found["methods"]["mean"]["kl_recovered"] == 0
+    assert found["methods"]["mean"]["fve"] == pytest.approx(1 - 5 / 4), "the mean of training is not that of these rows"
+    assert found["methods"]["zero"]["fve"] == pytest.approx(1 - 15 / 4)
     assert found["same_tokens"] == 0.5
 
 
@@ -124,12 +135,31 @@ def test_context() -> None:
     assert visible("a\nb\x01é") == "a⏎b·é"
 
 
-def test_the_stage_measures_the_best_weights(run: Path) -> None:
-    """The same rows and noise as in validation, hence the same error."""
+def test_the_fraction_of_variance_explained() -> None:
+    """That of the rows that are measured: 0 where each is their mean, 1 where nothing is wrong."""
+    rows = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 1.0]])
+    assert variance_of(rows) == pytest.approx((4 + 0 + 4 + 1 + 9 + 4) / 3)
+    assert explained_variance(variance_of(rows), variance_of(rows)) == 0 and explained_variance(0.0, 2.0) == 1
+
+
+def test_without_a_test_part_validation_is_measured_and_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same rows, weights, noise and definitions, hence the same metrics."""
+    run = train(tmp_path, "verify", "data.test_fraction=0", "log.quiet=false")
+    shown = " ".join(capfd.readouterr().out.split())
     results = read_json(run / "artifacts" / "eval" / "results.json")
     best = max(rows_of(run, "train", "val/fve"), key=lambda row: row["val/fve"])
-    assert results["rows"] == 7
+    assert (results["rows"], results["part"], results["stage"]) == (7, "validation", "train")
     assert results["methods"]["sampled"]["relative_error"] == pytest.approx(best["val/mse"], rel=1e-9)
+    assert results["methods"]["sampled"]["fve"] == pytest.approx(best["val/fve"], rel=1e-9)
+    sentence = "the validation part, which chose the best weights, so metrics are a little too good"
+    assert sentence in shown
+    assert main(["evaluate", str(run), "--which", "best"]) == 0
+    assert sentence in " ".join(capfd.readouterr().out.split())
+
+
+def test_the_stage_measures_the_best_weights(run: Path) -> None:
+    results = read_json(run / "artifacts" / "eval" / "results.json")
+    assert (results["rows"], results["part"], results["stage"]) == (7, "test", "train")
     assert set(results["methods"]) == set(METHODS) >= set(BASELINES)
     rows = {path.stem: np.load(path) for path in (run / "artifacts" / "eval" / "rows").glob("[!.]*.npy")}
     errors = {name: rows["error"][:, number] for number, name in enumerate(METHODS)}
@@ -166,9 +196,12 @@ def test_an_evaluation_that_was_killed_goes_on_and_finds_the_same(
         assert (killed / "artifacts" / "eval" / name).read_text() == (run / "artifacts" / "eval" / name).read_text()
 
 
-def test_the_verb_finds_the_same_metrics(run: Path) -> None:
+def test_the_verb_finds_the_same_metrics(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = read_json(run / "artifacts" / "eval" / "results.json")
     found = evaluate(run)
+    about = "stage 'train', 7 activations of layer 0 of built-in: the test part, by which nothing was chosen"
+    assert about in " ".join(capsys.readouterr().out.split())
+    assert (found["part"], found["stage"], found["variance"]) == ("test", "train", pytest.approx(results["variance"]))
     for method in METHODS:
         assert found["methods"][method] == pytest.approx(results["methods"][method], rel=1e-9)
     page = run.parent / "page.html"

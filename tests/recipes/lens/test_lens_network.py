@@ -14,8 +14,7 @@ from samestep import Lora, UserError, noise
 from samestep.data.feed import MicroBatches
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
 from samestep.recipes.lens.network import OWN, Lens
-from samestep.recipes.lens.parts import LensShape
-from samestep.recipes.lens.writing import KeyedDraws, straight_through
+from samestep.recipes.lens.parts import KeyedDraws, LensShape, straight_through
 from samestep.train.learner.lora import to_type
 from samestep.world.world import World
 from toys import default_dtype, learner_of

@@ -8,7 +8,7 @@ from lens_runs import model_folder, train
 
 from changed_files import changed, fields, last_byte, two_tokens_swapped
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(600)
 CHANGES = {

@@ -31,6 +31,7 @@ def page(**changes: Any) -> str:
     metrics = {"fve": 0.25, "kl_recovered": 0.5, "kl": 1.0, "relative_error": 0.75}
     results = {
         **{"model": "<b>model", "layer": 3, "t_text": 4, "best_of": 8, "rows": 2, "same_tokens": 0.5},
+        **{"stage": "grpo", "part": "test"},
         "methods": dict.fromkeys(METHODS, metrics),
     }
     texts = {
@@ -70,6 +71,6 @@ def test_metrics_and_errors_are_there() -> None:
     shown = page()
     assert shown.count('<rect class="blue"') == 4 and shown.count('<rect class="grey"') == 4
     assert shown.count("0.2500") == len(METHODS)
-    for part in ("best of 8", "0.300", "0.400", "0.500", "The first 1 of 2", "50.0%"):
+    for part in ("best of 8", "0.300", "0.400", "0.500", "The first 1 of 2", "50.0%", "2 activations of layer 3"):
         assert part in shown
     assert "<!--" not in shown

@@ -39,7 +39,7 @@ def test_every_token(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_error_is_that_of_the_network(run: Path) -> None:
     (found,) = sample(run, "--prompt", "a word", "--temperature", "0")
-    network = samestep.load(run, "last")
+    network = samestep.load(run, "last").network
     batch = {"tokens": torch.tensor([[BYTES.bos, *b"a word"]]), "position": torch.tensor([6])}
     with torch.no_grad():
         activation = network(batch, Lens.activation)["activation"]
@@ -99,9 +99,9 @@ def test_an_exported_lens_needs_no_run(tmp_path: Path, capsys: pytest.CaptureFix
     named = [f"model_name={model_folder(tmp_path / 'model', model)}"] if model else []
     run = train(tmp_path, "verify", *named, "max_steps=1", "evaluation.rows=0")
     assert main(["export", str(run), str(tmp_path / "exported")]) == 0
-    weights = samestep.load(run, "last").state_dict()
+    weights = samestep.load(run, "last").network.state_dict()
     shutil.rmtree(run)
-    found = samestep.load(tmp_path / "exported").state_dict()
+    found = samestep.load(tmp_path / "exported").network.state_dict()
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
     capsys.readouterr()
@@ -122,9 +122,43 @@ def test_adapters_of_decoder_and_encoder_are_loaded_and_exported_but_not_merged(
     assert main(["export", str(run), str(tmp_path), "--weights"]) == 0
     (file,) = tmp_path.glob("*.pt")
     exported = torch.load(file)
-    network = samestep.load(run, "last")
+    network = samestep.load(run, "last").network
     adapters = {name: value for name, value in network.named_parameters() if ".lora_" in name}
     assert {name.split(".")[-2] for name in adapters} == {"decoder", "encoder"}
     for name, value in adapters.items():
         assert torch.equal(exported[name], value), name
     assert any(value.abs().sum() > 0 for name, value in adapters.items() if "lora_B" in name), "they were trained"
+
+
+def test_explain_in_python_gives_what_the_command_does(run: Path) -> None:
+    written = sample(run, "--prompt", "a word", "--all", "--samples", "2", "--temperature", "0.7")
+    model = samestep.load(run, "last")
+    found = model.explain("a word", positions="all", samples=2, temperature=0.7)
+    assert [(one.position, one.sample, one.explanation) for one in found] == [
+        (record["position"], record["sample"], record["explanation"]) for record in written
+    ]
+    assert [one.error for one in found] == pytest.approx([record["error"] for record in written])
+    for one in found:
+        error = (one.activation - one.rebuilt).square().sum() / one.activation.square().sum()
+        assert one.error == pytest.approx(float(error), rel=1e-4)
+
+
+def test_vectors_layers_and_positions_of_ones_own(run: Path) -> None:
+    model = samestep.load(run, "last")
+    own, other = model.config.layer_l, 1 - model.config.layer_l
+    layers = model.explain(["a word", "xy"], positions=[0, -1], layers=[other, own], temperature=0)
+    assert [(one.layer, one.prompt, one.position) for one in layers] == [
+        (layer, text, position)
+        for layer in (other, own)
+        for text, position in (("a word", 0), ("a word", 5), ("xy", 0), ("xy", 1))
+    ]
+    assert not torch.equal(layers[0].activation, layers[4].activation)
+    given = torch.stack([one.activation for one in layers[4:]])
+    again = model.explain(given, temperature=0)
+    assert [one.explanation for one in again] == [one.explanation for one in layers[4:]]
+    assert torch.allclose(again[0].rebuilt, layers[4].rebuilt, atol=1e-6) and again[0].prompt is None
+    assert model.explain(given[0], temperature=0)[0].explanation == again[0].explanation
+    with pytest.raises(samestep.UserError, match="numbers, as activations have, not 3"):
+        model.explain(torch.zeros(2, 3))
+    with pytest.raises(samestep.UserError, match="from 0 to 1, or from the end, not 2; the text has 2 tokens"):
+        model.explain("xy", positions=2)

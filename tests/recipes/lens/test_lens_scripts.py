@@ -15,7 +15,7 @@ from lens_runs import model_folder, rows_of
 from samestep.cli.args import RecipeArgs
 from samestep.cli.main import main
 from samestep.core.config import compose
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.stages import stages
@@ -166,7 +166,7 @@ def test_the_jobs_of_a_submission(tmp_path: Path) -> None:
 def test_the_gpus_of_training_are_those_of_its_warm_start_and_rewards() -> None:
     """And they decide the batch: what only computes does not train, and the small model has a batch of its own."""
     found = {stage.name: stage for stage in stages(composed("--config", str(CONF / "lens_small.yaml")))}
-    assert list(found) == ["pretrain", "pretokenize", "dump", "warm_start", "train", "grpo", "eval"]
+    assert list(found) == ["pretokenize", "pretrain", "dump", "warm_start", "train", "grpo", "eval"]
     assert [name for name, stage in found.items() if stage.gpus_of == "train"] == ["warm_start", "grpo"]
     assert [name for name, stage in found.items() if not stage.trains] == ["pretokenize", "dump", "eval"]
 

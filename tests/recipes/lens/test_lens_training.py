@@ -1,5 +1,6 @@
 """The training stages, run for a few steps as a user would."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from samestep import UserError, World
 from samestep.core.config import build
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.measuring import variance_of
 from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
-from samestep.recipes.lens.task import check_reinsertion, last_tokens, variance_of
+from samestep.recipes.lens.task import check_reinsertion, last_tokens
 from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 FLOAT = "distributed.dtype=float32"
@@ -32,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_stages_and_what_they_log(run: Path) -> None:
     names = [stage.name for stage in stages(build(LensConfig, read_json(run / "config.json")["config"]))]
-    assert names == ["pretrain", "pretokenize", "dump", "train", "grpo", "eval"]
+    assert names == ["pretokenize", "pretrain", "dump", "train", "grpo", "eval"]
     first, last = rows_of(run, "train")
     assert (first["tau"], first["alpha"], last["alpha"]) == (1.0, 0.0, 0.5)
     assert last["tau"] == pytest.approx(0.5**0.5), "half of an epoch of three steps"
@@ -47,6 +49,26 @@ def test_stages_and_what_they_log(run: Path) -> None:
     assert len(rewards) == 3
     assert rewards[0]["reward"] < 0 < rewards[0]["reward_std"]
     assert rewards[-1]["clipped"] >= 0
+
+
+def test_banner_and_progress_name_the_stage_and_its_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(
+        tmp_path, "verify-live", "log.quiet=false", "evaluation.rows=0", "grpo.max_steps=2", "grpo.entropy_weight=0.1"
+    )
+    shown = capfd.readouterr().out
+    banners = {text.split()[1]: " ".join(text.split()) for text in shown.split("samestep · lens")[1:]}
+    assert list(banners) == ["pretokenize", "pretrain", "warm_start", "train", "grpo"]
+    losses = {
+        "pretokenize": "",
+        "pretrain": "loss 1 nats of the next byte",
+        "warm_start": "loss 1 nats + 0.5 mse",
+        "train": "loss 1 kl + 0.1 alpha lm - 0.01 entropy + 1 mse (alpha from 0 to 1)",
+        "grpo": "loss 1 policy + 1 mse - 0.1 entropy",
+    }
+    for stage, loss in losses.items():
+        assert loss in banners[stage] and (" loss " in banners[stage]) == bool(loss)
+        steps = re.findall(r"(\w+) (\d+)/\2 ", banners[stage])
+        assert [name for name, _ in steps] == [stage], "of its progress"
 
 
 def test_a_warm_start_repeats_the_context(tmp_path: Path) -> None:

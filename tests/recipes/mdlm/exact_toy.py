@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samestep.data.token_rows import TokenRows
 from samestep.data.tokenizer.vocabulary import Vocabulary
 
 TOY = Vocabulary(size=6, mask=3, eos=4, bos=5, silent=(5,))
@@ -45,27 +46,28 @@ class ExactConditionals(nn.Module):
 
     def nll(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The exact negative log-probability of the first `length` tokens of each row."""
+        tokens = nn.functional.pad(tokens, (0, LENGTH - tokens.shape[1]))
         first = torch.arange(LENGTH) < torch.arange(LENGTH + 1)[:, None]
         exact = torch.stack([(self.fits(self.texts, known[None]) * self.table).sum(1) for known in first])
         return -exact[lengths, tokens @ TOY.mask ** torch.arange(LENGTH - 1, -1, -1)].log()
 
 
-class ToyRows:
+class ToyRows(TokenRows):
     """Rows drawn from the toy's own distribution: texts, a few of them short, or prompts with answers."""
 
     def __init__(self, toy: ExactConditionals, size: int, sft: bool) -> None:
         drawn = torch.multinomial(toy.table, size, replacement=True, generator=torch.Generator().manual_seed(2))
         every = torch.arange(size)
         self.tokens = toy.texts[drawn]
-        self.length = torch.full((size,), LENGTH) if sft else LENGTH - (every % 50 == 0).long()
+        self.length, self.width, self.size = LENGTH, LENGTH, size * LENGTH
+        self.real = torch.full((size,), LENGTH) if sft else LENGTH - (every % 50 == 0).long()
         self.prompt = every % 4 % 3 if sft else torch.zeros_like(every)
+        self.size = int(self.real.sum())
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
-
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         chosen = torch.as_tensor(indices)
-        return {name: getattr(self, name)[chosen] for name in ("tokens", "length", "prompt")}
+        length = self.real[chosen].clamp(max=self.width)
+        return {"tokens": self.tokens[chosen, : self.width], "length": length, "prompt": self.prompt[chosen]}

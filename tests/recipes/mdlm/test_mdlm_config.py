@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from samestep.core.config import compose
 from samestep.core.errors import UserError
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.config import PRESETS
+from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.train.record.plan import global_batch
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,17 @@ def test_a_preset_fits_together(preset: str, parameters: int) -> None:
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert max(data.sequence_length, sampling.max_new_tokens) <= network.config.max_sequence_length
     assert values["global_batch_size"] < len(load(data).train)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "llada-8b", "verify"])
+def test_a_batch_size_alone_is_that_of_each_device(preset: str) -> None:
+    def rows(ranks: int, *args: str) -> int:
+        return global_batch(compose(MdlmConfig, presets=PRESETS, args=[f"--preset={preset}", *args]), ranks)
+
+    assert (rows(1, "--batch_size", "1"), rows(2, "--batch_size", "1")) == (1, 2)
+    assert rows(2, "--batch_size", "3", "--accumulation", "4") == 24
+    assert rows(2, "--batch_size", "3", "--global_batch_size", "7") == 7
+    assert rows(1) == {"tiny": 16, "small": 64, "llada-8b": 8, "verify": 11}[preset], "as the preset has it"
 
 
 def test_the_verify_preset_has_partial_rows_and_a_partial_batch() -> None:

@@ -15,9 +15,9 @@ from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.pydoc_topics import pydoc_text
-from samestep.data.token_rows import TextRows
+from samestep.data.token_rows import AnswerRows, TextRows, rounded_width
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, load, row_length
+from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, data_tokenizer, load, row_length
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_every_kind_of_row_has_length_and_prompt(tmp_path: Path) -> None:
     corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40)))
     assert corpus.sft and corpus.sequence_length == 40
     rows = corpus.train.rows(np.arange(len(corpus.train)))
-    assert rows["length"].tolist() == [40] * len(corpus.train), "padding counts as answer"
+    assert rows["length"].tolist() == corpus.train.lengths(np.arange(len(corpus.train))).tolist()
     assert rows["tokens"].shape == (len(corpus.train), 40)
     for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist()):
         header = bytes(tokens[:prompt].clamp(max=255).tolist())
@@ -156,18 +156,39 @@ def test_every_kind_of_row_has_length_and_prompt(tmp_path: Path) -> None:
     )
 
 
-def test_chats_have_no_bytes_per_token_since_most_tokens_are_padding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [26, 60])
+def test_bytes_per_token_of_chats_are_those_of_the_answers_with_their_ends(tmp_path: Path, length: int) -> None:
     chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
-    corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40, validation_fraction=0.5)))
-    rows = corpus.validation.rows(np.arange(len(corpus.validation)))
-    counted = int((rows["length"] - rows["prompt"]).sum())
-    answer_bytes = sum(
-        len(corpus.tokenizer.decode(tokens[prompt:].tolist()))
-        for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist())
-    )
-    assert answer_bytes < counted, "the rest is padding"
-    assert corpus.validation_bytes_per_token is None
-    assert corpus.describe()["validation_bytes_per_token"] is None
+    path = prepared(tmp_path, "a.jsonl", chats, sequence_length=length, validation_fraction=0.5)
+    for corpus in (load(DataConfig(path=path)), load(DataConfig(path=QUESTIONS, sequence_length=100))):
+        rows = corpus.validation.rows(np.arange(len(corpus.validation)))
+        answers = [
+            tokens[prompt:real].tolist()
+            for tokens, prompt, real in zip(*(rows[n] for n in ("tokens", "prompt", "length")))
+        ]
+        text = sum(len([token for token in answer if token != BYTES.eos]) for answer in answers)
+        assert corpus.validation_bytes_per_token == text / sum(map(len, answers))
+
+
+def test_a_step_of_chats_is_as_wide_as_the_longest_of_its_global_batch(tmp_path: Path) -> None:
+    chats = "".join(json.dumps({"prompt": "?", "answer": "y" * i}) + "\n" for i in range(1, 120))
+    rows = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=100))).train
+    assert isinstance(rows, AnswerRows)
+    lengths = rows.lengths(np.arange(len(rows)))
+    short, long = int(np.flatnonzero(lengths == 30)[0]), int(np.flatnonzero(lengths == 70)[0])
+    assert rows.of_step(0, np.array([short, short])).rows(np.array([short]))["tokens"].shape == (1, 32)
+    both = rows.of_step(9, np.array([long, short]))
+    batch = both.rows(np.array([short]))
+    assert batch["tokens"].shape == (1, 80), "wherever the longest row of the step is"
+    assert bool((batch["tokens"][0, 29:] == BYTES.eos).all()) and int(batch["length"]) == 30
+    longest = int(lengths.argmax())
+    assert rows.of_step(0, np.array([longest])).width == 100, "never longer than a row may be"
+
+
+def test_few_widths_occur() -> None:
+    widths = [rounded_width(tokens) for tokens in range(1, 4097)]
+    assert len(set(widths)) == 28 and max(widths) == 4096
+    assert all(0 <= width - tokens < max(16, width / 5) for tokens, width in enumerate(widths, start=1))
 
 
 def older_folder(folder: Path, largest: int = 25) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
+from safetensors.torch import save_file
 
 from samestep.cli.main import main
 from samestep.core.config import dump
+from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.models.transformer import TransformerConfig
-from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.evaluation import EvaluationOptions, HarnessModel, metric_rows
+from samestep.models.transformer import Transformer, TransformerConfig
+from samestep.recipes.mdlm import MdlmConfig, recipe
+from samestep.recipes.mdlm.evaluation import EvaluationOptions, HarnessModel, evaluate, metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.record.run_record import RunRecord
+from samestep.train.trained.trained_model import Trained
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -44,13 +48,14 @@ class Letters:
         raise NotImplementedError
 
 
-def harness_model(world: World | None = None, draws: int = 2000, **sampling: Any) -> HarnessModel:
+def harness_model(
+    world: World | None = None, draws: int = 2000, max_new_tokens: int | None = None, **sampling: Any
+) -> HarnessModel:
     shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
-    options = SamplingConfig(**{"max_new_tokens": 2, "steps": 4, **sampling})
+    options = SamplingConfig(**{"max_new_tokens": 2, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
-    return HarnessModel(
-        ExactConditionals(), Letters(), config, EvaluationOptions("none", draws=draws), world or World.single()
-    )
+    asked = EvaluationOptions("none", draws=draws, max_new_tokens=max_new_tokens)
+    return HarnessModel(ExactConditionals(), Letters(), config, asked, world or World.single())
 
 
 def request(*args: Any) -> SimpleNamespace:
@@ -85,8 +90,20 @@ def test_generation_stops_where_the_task_says() -> None:
     last = texts[0][-1]
     (cut,) = harness_model().generate_until([request("a", {**settings, "until": ["zz", last]})])
     assert cut == texts[0][: texts[0].index(last)]
-    drawn = {harness_model(temperature=1.0).generate_until([request("a", {"do_sample": True, "temperature": 3.0})])[0]}
-    assert {len(text) for text in drawn} == {2}, "the length of the settings, if the task gives none"
+    free = {"do_sample": True, "temperature": 3.0}
+    (some,), (two,) = (
+        harness_model().generate_until([request("a", free)]),
+        harness_model(max_new_tokens=2).generate_until([request("a", free)]),
+    )
+    assert (len(some), len(two)) == (LENGTH // 4, 2), "what is asked for, if the task gives no length"
+
+
+def test_several_tokens_a_pass_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = [request("a", {"max_gen_toks": length}) for length in (3, 2)]
+    harness_model().generate_until(ask)
+    assert capsys.readouterr().err == "", "without steps it is one token a pass, whatever the length"
+    harness_model(steps=2).generate_until(ask)
+    assert "up to 2 tokens a pass: faster, and worse than one at a time" in capsys.readouterr().err
 
 
 def answers(world: World) -> list[Any]:
@@ -138,6 +155,14 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
 
 
+def work_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this folder, with the harness and nothing from the Hub."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+
+
 def lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -147,10 +172,7 @@ def lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def test_local_tasks_need_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("lm_eval")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    work_offline(tmp_path, monkeypatch)
     train = ["--preset=verify", "--max_steps=1", "--samples_at_end=0", "--name=a", "--no-log.tensorboard"]
     run_on_ranks(main, 1, ["train", "mdlm", *train], logs=tmp_path / "logs")
     assert main(["sample", "a", "--prompt=One", "--max_new_tokens=6", "--temperature=0", "--out=text.jsonl"]) == 0
@@ -171,6 +193,46 @@ def test_local_tasks_need_no_network(
     assert "exact_match" in capsys.readouterr().out
     assert main(["evaluate", "a", "--tasks=writing,reading", "--include_path=."]) == 2
     assert "there is no task 'reading' in ." in capsys.readouterr().err
+
+
+PROGRAM = WRITING.replace("task: writing", "task: program\nunsafe_code: true").replace(
+    "metric: exact_match", "metric: !function run.allowed"
+)
+RUN = """
+import os
+from pathlib import Path
+
+Path("imported").touch()
+
+
+def allowed(references, predictions):
+    return float(os.environ.get("HF_ALLOW_CODE_EVAL") == "1")
+"""
+
+
+@pytest.mark.timeout(600)
+def test_tasks_that_run_code_are_refused_before_the_weights_are_read_unless_they_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work_offline(tmp_path, monkeypatch)
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "0")
+    lines(Path("texts.jsonl"), [{"q": "One", "a": "two"}])
+    Path("program.yaml").write_text(PROGRAM)
+    Path("run.py").write_text(RUN)
+    shape = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=16, max_sequence_length=64)
+    trained = Trained("mdlm", recipe, MdlmConfig(model=shape, samples_at_end=0), Path("gone"), tmp_path)
+    Path("more.yaml").write_text("include: program.yaml\ntask: more\n")
+    Path("several.yaml").write_text("group: several\ntask: [program]\n")
+    for name in ("program", "more", "several"):
+        with pytest.raises(
+            UserError, match=rf"^{name} runs programs that the model writes.* allow it with --allow_code"
+        ):
+            evaluate(trained, EvaluationOptions(name, include_path=tmp_path), World.single())
+        assert name == "several" or not Path("imported").exists(), "not even the task's own code is run"
+    save_file({f"model.{name}": value for name, value in Transformer(shape).state_dict().items()}, "model.safetensors")
+    trained = replace(trained, source=Path("model.safetensors"))
+    found = evaluate(trained, EvaluationOptions("program", include_path=tmp_path, allow_code=True), World.single())
+    assert [row[2:4] for row in metric_rows(found)] == [("allowed", "1.0000")]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """The objective: an unbiased bound, the same for any split of a batch, weighted by all tokens."""
 
 import itertools
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from samestep.data.order import VALIDATION_EPOCH
+from samestep import MicroBatches
+from samestep.data.order import VALIDATION_EPOCH, Shuffled, micro_batches
+from samestep.data.token_rows import AnswerRows, TextRows
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, nll_metrics
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, nll_metrics, pair_rows
 
 
 def batch_of(
@@ -40,12 +46,17 @@ def toy_rows(toy: ExactConditionals, rows: int) -> Tensor:
     return toy.texts[drawn]
 
 
+def paired(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch as one step of one rank, its rows paired."""
+    size = len(batch["ids"])
+    return pair_rows(MicroBatches(0, [batch], {}, batch["ids"].numpy(), [(0, size)])).batches[0]
+
+
 METHODS: dict[str, tuple[Callable[..., dict[str, Tensor]], dict[str, object], int]] = {
-    "loss": (Objective.loss, {"antithetic": False}, 200_000),
-    "antithetic": (Objective.loss, {"antithetic": True}, 200_000),
-    "cut rows": (Objective.loss, {"cut_rows": 0.5}, 300_000),
+    "loss": (Objective.loss, {}, 200_000),
+    "antithetic": (lambda target, toy, batch: target.loss(toy, paired(batch)), {}, 200_000),
     "measure": (Objective.measure, {"validation_times": 8}, 30_000),
-    "measure once": (Objective.measure, {"validation_times": 1, "cut_rows": 1.0}, 200_000),
+    "measure once": (Objective.measure, {"validation_times": 1}, 200_000),
 }
 
 
@@ -53,7 +64,7 @@ METHODS: dict[str, tuple[Callable[..., dict[str, Tensor]], dict[str, object], in
 def test_the_bound_is_unbiased(method: Callable[..., dict[str, Tensor]], options: dict[str, object], rows: int) -> None:
     toy, target = ExactConditionals(), objective(**options)  # type: ignore[arg-type]
     batch = batch_of(toy_rows(toy, rows), lengths=(torch.arange(rows) % 50 > 0) + torch.full((rows,), LENGTH - 1))
-    lengths = target.lengths(batch) if method is Objective.loss else batch["length"]
+    lengths = batch["length"] if method is Objective.measure else target.lengths(batch)
     off, deviation = relative_error(method(target, toy, batch)["nll"], toy.nll(batch["tokens"], lengths))
     assert deviation < 0.005
     assert abs(off) < 3 * deviation
@@ -95,7 +106,7 @@ def part(batch: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("method", [Objective.loss, Objective.measure])
 def test_a_row_does_not_depend_on_its_batch(method: Callable[..., dict[str, Tensor]]) -> None:
-    target, recorder = objective(BYTES, cut_rows=0.3), Recorder(BYTES.size)
+    target, recorder = objective(BYTES), Recorder(BYTES.size)
     batch = batch_of(text_rows(12, 20), epoch=3)
     whole = method(target, recorder, batch)["nll"]
     shown = torch.stack(recorder.seen)
@@ -119,7 +130,7 @@ def test_tokens_are_masked_with_the_probability_of_their_row() -> None:
     target, recorder = objective(BYTES, least=0.05), Recorder(BYTES.size)
     batch = batch_of(text_rows(200, 200))
     target.loss(recorder, batch)
-    expected = 0.95 * target.times(batch["ids"]) + 0.05
+    expected = 0.95 * target.times(batch) + 0.05
     deviation = (expected * (1 - expected) / 200).sqrt()
     masked = (recorder.seen[0] == BYTES.mask).double()
     assert float((((masked.mean(1) - expected) / deviation) ** 2).mean()) == pytest.approx(1.0, abs=0.25)
@@ -129,14 +140,43 @@ def test_tokens_are_masked_with_the_probability_of_their_row() -> None:
 
 
 def test_times_are_uniform_and_antithetic() -> None:
-    ids = batch_of(text_rows(20_000, 1))["ids"]
-    paired, single = objective(antithetic=True).times(ids), objective(antithetic=False).times(ids)
-    assert torch.equal(paired[0::2] + paired[1::2], torch.ones(10_000, dtype=torch.float64))
-    for times in (paired, single):
+    batch = batch_of(text_rows(20_000, 1))
+    pairs, single = objective().times(paired(batch)), objective().times(batch)
+    assert torch.equal(pairs[0::2] + pairs[1::2], torch.ones(10_000, dtype=torch.float64))
+    for times in (pairs, single):
         deciles = torch.histc(times, bins=10, min=0, max=1)
         assert float(((deciles - 2000) ** 2 / 2000).sum()) < 40
-    assert float(paired.mean()) == pytest.approx(0.5, abs=1e-12)
+    assert float(pairs.mean()) == pytest.approx(0.5, abs=1e-12)
     assert abs(float((single[0::2] + single[1::2]).std()) - (1 / 6) ** 0.5) < 0.02
+
+
+def times_of(ids: np.ndarray, ranks: int, rows: int) -> dict[tuple[int, ...], float]:
+    """The time of each row of a global batch that is split among ranks and into micro-batches."""
+    found = {}
+    for rank in range(ranks):
+        spans = micro_batches(len(ids), rank, ranks, rows)
+        shares = [ids[start:stop] if start < stop else ids[:1] for start, stop in spans]
+        batches = [{"ids": torch.from_numpy(share)} for share in shares]
+        for batch, (start, stop) in zip(pair_rows(MicroBatches(3, batches, {}, ids, spans)).batches, spans):
+            times = objective().times(batch).tolist()
+            assert len(times) == max(1, stop - start)
+            if start < stop:
+                found |= zip(map(tuple, batch["ids"].tolist()), times)
+    return found
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 30), st.integers(1, 7), st.integers(1, 9), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_times_pair_the_rows_of_one_batch_however_it_is_split(
+    size: int, ranks: int, rows: int, step: int, random: random.Random
+) -> None:
+    ids = Shuffled(100, size, seed=7).ids(step)
+    times = times_of(ids, ranks, rows)
+    assert len(times) == len(ids)
+    left = sorted(times.values())
+    alone = [t for t in left if not any(abs(1 - t - other) < 1e-12 for other in left)]
+    assert len(alone) == len(ids) % 2, "all others have their counterpart in the same batch"
+    assert times_of(ids[random.sample(range(len(ids)), len(ids))], 1, size) == times
 
 
 def test_validation_measures_each_row_at_evenly_spread_times() -> None:
@@ -152,26 +192,51 @@ def test_validation_measures_each_row_at_evenly_spread_times() -> None:
 # ---- weights
 
 
-def test_rows_are_cut_as_often_as_asked_and_weigh_what_is_left() -> None:
-    target = objective(BYTES, cut_rows=0.1)
-    batch = batch_of(text_rows(20_000, 16))
-    lengths = target.count(batch)["nll"]
-    assert lengths.dtype == torch.int64
-    assert int(lengths.min()) == 1
-    assert int(lengths.max()) == 16
-    assert float((lengths < 16).double().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01)
-    assert torch.equal(target.measure_count(batch)["nll"], batch["length"])
+def test_some_steps_read_only_the_beginning_of_all_their_rows() -> None:
+    whole = TextRows(np.arange(1600) % 250, 16, pad=BYTES.eos)
+    rows = objective(BYTES, cut_rows=0.1).training_rows(whole)
+    found = [rows.of_step(step, np.arange(3)) for step in range(5000)]
+    widths = np.array([each.width for each in found])
+    assert (widths.min(), widths.max()) == (1, 16)
+    assert float((widths < 16).mean()) == pytest.approx(0.1 * 15 / 16, abs=0.015)
+    uncut = whole.rows(np.array([5, 99]))
+    for step, other in zip(np.flatnonzero(widths < 16)[:20], (np.array([5, 99]), np.array([5]))):
+        batch, width = found[step].rows(np.array([5, 99])), widths[step]
+        assert torch.equal(batch["tokens"], uncut["tokens"][:, :width])
+        assert batch["length"].tolist() == [width, width]
+        assert rows.of_step(step, other).width == width, "the same for any rows"
+    assert objective(BYTES, cut_rows=1.0).count({**batch, "ids": torch.zeros(2, 2)})["nll"].tolist() == [width, width]
 
 
-def test_what_is_cut_off_is_padding_that_neither_scores_nor_shows() -> None:
-    target, recorder = objective(BYTES, cut_rows=1.0), Recorder(BYTES.size)
+def test_no_step_is_cut_unless_asked_and_no_answer_ever() -> None:
+    rows, chats = TextRows(np.arange(160), 16, pad=BYTES.eos), AnswerRows(np.arange(9), np.array([0, 9, 4]), 64, 257)
+    for step in range(99):
+        assert objective(cut_rows=0.0).training_rows(rows).of_step(step, np.arange(2)).width == 16
+        found = objective(sft=True, cut_rows=1.0, wide_steps=0.5).training_rows(chats).of_step(step, np.zeros(1))
+        assert found.width >= 16
+
+
+def test_some_steps_of_chats_have_room_left_behind_the_longest_answer() -> None:
+    chats = AnswerRows(np.arange(90), np.array([0, 90, 4]), 300, pad=BYTES.eos)
+    rows = objective(sft=True, wide_steps=0.5).training_rows(chats)
+    widths = [rows.of_step(step, np.zeros(1)).width for step in range(4000)]
+    wide = {width: widths.count(width) / 4000 for width in (96, 112, 128, 160, 192, 224, 256, 300)}
+    assert sum(wide.values()) == pytest.approx(1)
+    assert wide.pop(96) == pytest.approx(0.5 + 0.5 / 8, abs=0.03)
+    assert all(share == pytest.approx(0.5 / 8, abs=0.02) for share in wide.values())
+    batch = rows.of_step(widths.index(224), np.zeros(1)).rows(np.zeros(1))
+    assert batch["tokens"].shape == (1, 224) and bool((batch["tokens"][0, 90:] == BYTES.eos).all())
+
+
+def test_padding_after_a_text_neither_scores_nor_changes() -> None:
+    target, recorder = objective(BYTES), Recorder(BYTES.size)
     batch = batch_of(text_rows(50, 16), lengths=torch.full((50,), 12))
     first = target.loss(recorder, batch)["nll"]
-    behind = torch.arange(16) >= target.count(batch)["nll"][:, None]
-    assert bool((target.count(batch)["nll"] <= 12).all())
-    assert bool((recorder.seen[0][behind] == BYTES.eos).all())
+    assert bool((recorder.seen[0][:, 12:] == BYTES.eos).all())
+    behind = torch.arange(16) >= 12
     changed = {**batch, "tokens": torch.where(behind, 7, batch["tokens"])}
     assert torch.equal(target.loss(recorder, changed)["nll"], first)
+    assert target.count(batch)["nll"].tolist() == [12] * 50
 
 
 def small_network() -> Transformer:
@@ -198,7 +263,7 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_masked_tokens() -> None:
         found = target.loss(network, batch)["nll"]
     assert found.dtype == torch.float64
     for row in range(5):
-        share = 0.999 * float(target.times(batch["ids"])[row]) + 0.001
+        share = 0.999 * float(target.times(batch)[row]) + 0.001
         masked = [i for i in range(12) if recorder.seen[0][row, i] == BYTES.mask]
         by_hand = sum(-float(logits[row, i, batch["tokens"][row, i]]) / share for i in masked)
         assert float(found[row]) == pytest.approx(by_hand, rel=1e-9)
@@ -234,15 +299,41 @@ def test_a_prompt_is_never_masked_and_never_counted(method: Callable[..., dict[s
     assert torch.equal(found > 0, masked)
 
 
-def test_padding_after_an_answer_is_masked_and_counted_as_answer() -> None:
-    tokens = text_rows(300, 16)
-    tokens[:, 10:] = BYTES.eos
-    batch = batch_of(tokens, prompts=torch.full((300,), 4))
-    target, recorder = objective(BYTES, sft=True, cut_rows=1.0), Recorder(BYTES.size)
+def padded_answers(rows: int, length: int = 10) -> dict[str, Tensor]:
+    """Answers of tokens 4 to `length`, behind which there is padding."""
+    tokens = text_rows(rows, 16)
+    tokens[:, length - 1 :] = BYTES.eos
+    return batch_of(tokens, lengths=torch.full((rows,), length), prompts=torch.full((rows,), 4))
+
+
+def test_padding_after_an_answer_is_masked_and_counted_as_answer_in_training() -> None:
+    target, recorder, batch = objective(BYTES, sft=True, norm="token"), Recorder(BYTES.size), padded_answers(300)
     target.loss(recorder, batch)
     share = (recorder.seen[0] == BYTES.mask).double().mean(0)
-    assert float(share[10:].min()) > 0.4
-    assert torch.equal(target.lengths(batch), batch["length"]), "an answer is never cut"
+    assert float(share[10:].min()) > 0.4 and float(share[10:].max()) < 0.6
+    assert target.count(batch)["nll"].tolist() == [12] * 300
+    assert target.count(batch)["tokens"].tolist() == [10] * 300, "speed is that of the text"
+
+
+def test_padding_after_an_answer_is_neither_shown_nor_counted_in_validation() -> None:
+    target, recorder, batch = objective(BYTES, sft=True), Recorder(BYTES.size), padded_answers(300)
+    found = target.measure(recorder, batch)["nll"]
+    for shown in recorder.seen:
+        assert bool((shown[:, 10:] == BYTES.mask).all()), "the end would tell how long the answer is"
+        assert 0 < float((shown[:, 9] == BYTES.mask).double().mean()) < 1, "the answer's own end token counts"
+    assert target.measure_count(batch)["nll"].tolist() == [6] * 300
+    changed = {**batch, "tokens": torch.where(torch.arange(16) < 10, batch["tokens"], 7)}
+    assert torch.equal(target.measure(recorder, changed)["nll"], found)
+
+
+def test_validation_of_padded_answers_is_unbiased() -> None:
+    toy, rows = ExactConditionals(), 30_000
+    lengths = 2 + torch.arange(rows) % (LENGTH - 1)
+    batch = batch_of(toy_rows(toy, rows), lengths=lengths, prompts=torch.zeros(rows, dtype=torch.int64))
+    found = objective(sft=True).measure(toy, batch)["nll"]
+    off, deviation = relative_error(found, toy.nll(batch["tokens"], lengths))
+    assert deviation < 0.005
+    assert abs(off) < 3 * deviation
 
 
 def test_each_norm_is_the_mean_that_it_names() -> None:
@@ -280,9 +371,6 @@ def test_metrics_of_tokens_that_are_several_bytes() -> None:
         nll_metrics(3.0)["bits_per_byte"] / 4
     )
     assert nll_metrics(3.0, bytes_per_token=4.0)["perplexity"] == nll_metrics(3.0)["perplexity"]
-    assert list(nll_metrics(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
-        "bits of filling per byte of text mean nothing"
-    )
 
 
 def test_metrics_of_a_uniform_guess_over_bytes() -> None:

@@ -103,7 +103,9 @@ def test_there_and_back_gives_the_same_logits_bit_for_bit(make_run: Make, limit:
     assert replace(back.config.model, embedding_size=None) == SHAPE
     assert torch.equal(logits(back), wanted)
     again = exported("out", "again", max_shard_size=limit)
-    assert {f.name: f.read_bytes() for f in Path("out").iterdir()} == {f.name: f.read_bytes() for f in again.iterdir()}
+    files, files_again = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in (Path("out"), again))
+    assert b"- Seed: 0" in files.pop("README.md") and b"Seed" not in files_again.pop("README.md"), "no run says it"
+    assert files == files_again
 
 
 def test_names_and_types_are_the_published_ones(make_run: Make) -> None:
@@ -120,17 +122,19 @@ def test_names_and_types_are_the_published_ones(make_run: Make) -> None:
 
 def test_a_network_is_loaded_without_its_data_and_a_folder_names_its_recipe(make_run: Make) -> None:
     make_run(data=DataConfig(path="gone.txt"))
-    assert torch.equal(samestep.load("a")(TOKENS), network()(TOKENS))
+    assert torch.equal(samestep.load("a").network(TOKENS), network()(TOKENS))
     exported("a", "out")
-    assert json.loads(Path("out/samestep.json").read_text()) == {"recipe": "mdlm"}
-    assert torch.equal(samestep.load("out")(TOKENS), network()(TOKENS))
+    record = json.loads(Path("out/samestep.json").read_text())
+    assert record.keys() == {"recipe", "files"} and record["recipe"] == "mdlm"
+    assert {*record["files"], "samestep.json"} == {path.name for path in Path("out").iterdir()}
+    assert torch.equal(samestep.load("out").network(TOKENS), network()(TOKENS))
     Path("out/samestep.json").write_text('{"recipe": "planted.sound"}')
     with pytest.raises(UserError, match=r"made by the recipe 'planted.sound', which does not ship with samestep"):
-        samestep.load("out")
+        _ = samestep.load("out").network
     Path("out/samestep.json").write_text('{"recipe": "distill"}')
     with pytest.raises(UserError, match=r"the recipe distill does not know the model in out; name another one"):
-        samestep.load("out")
-    assert torch.equal(samestep.load("out", recipe="mdlm")(TOKENS), network()(TOKENS))
+        _ = samestep.load("out").network
+    assert torch.equal(samestep.load("out", recipe="mdlm").network(TOKENS), network()(TOKENS))
     Path("out/samestep.json").unlink()
     assert open_trained("out").name == "mdlm", "by its config.json, as folders that others published"
 
@@ -228,9 +232,13 @@ def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
         with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(fix it or remove it\): "):
             open_trained("out")
     (folder / "sampling.json").unlink()
-    assert open_trained("out").config.sampling == SamplingConfig(max_new_tokens=64), (
-        "without the file, the default settings"
-    )
+    llada = {"temperature": 0.0, "cfg_scale": 0.0, "remasking": "low_confidence", "block_length": 32, "eos": "free"}
+    found = open_trained("out").config.sampling
+    assert found == SamplingConfig(max_new_tokens=64, **llada), "without the file, as LLaDA's authors sample"  # type: ignore[arg-type]
+    assert found.passes == 64, "one token a pass"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_sequence_length": 4096}))
+    assert open_trained("out").config.sampling.max_new_tokens == 128
 
 
 def test_settings_that_contradict_the_first_weights_are_refused() -> None:
@@ -256,8 +264,11 @@ def test_an_existing_folder_is_replaced_only_on_request_and_only_a_model(make_ru
     assert load_file("out/model.safetensors")["model.transformer.ln_f.weight"].dtype == torch.bfloat16
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="mine exists and holds something else than a model"):
+    with pytest.raises(UserError, match="mine exists and was not exported by samestep"):
         exported("a", "mine", overwrite=True)
+    Path("out/notes.txt").write_text("mine too")
+    with pytest.raises(UserError, match=r"out also holds notes.txt, which was not exported; choose another folder"):
+        exported("a", "out", overwrite=True)
     assert sorted(path.name for path in Path().iterdir()) == ["mine", "out", "runs"], "nothing is left over"
 
 

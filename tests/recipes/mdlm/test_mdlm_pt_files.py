@@ -9,6 +9,7 @@ import torch
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
 from samestep.train.record.progress import Progress
 from samestep.train.session.continue_from_file import continue_from_file
+from samestep.train.weights.sources import fill, open_weights
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -78,9 +79,9 @@ def test_a_file_holds_what_older_scripts_expect(nproc: int, strategy: str, tmp_p
     assert (found["epoch"], found["vocab_size"], found["mask_token"]) == (2, 7, 3)
     assert len(found["train_losses"]) == len(found["val_losses"]) == 2
     assert found["scheduler_state_dict"]["last_epoch"] == 2 * PER_EPOCH
-    close(found["model_state_dict"], wanted["weights"], 0)
+    close(found["model_state_dict"], {f"model.{name}": weight for name, weight in wanted["weights"].items()}, 0)
     module = made(Net).double()
-    module.load_state_dict(found["model_state_dict"])
+    torch.nn.ModuleDict({"model": module}).load_state_dict(found["model_state_dict"])
     optimizer = torch.optim.AdamW(module.parameters())
     optimizer.load_state_dict(found["optimizer_state_dict"])
     for name, parameter in module.named_parameters():
@@ -96,7 +97,7 @@ def test_a_run_continues_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> N
         whole.write_pending()
         file = tmp_path / "whole" / "checkpoint_epoch_1.pt"
         resumed, progress = task_of(tmp_path / "resumed", World.single(), "ddp", continued=file), Progress(PER_EPOCH)
-        resumed.learner.load_weights(torch.load(file, weights_only=True)["model_state_dict"])
+        fill(resumed.learner.module, open_weights(file), "weights")
         continue_from_file(file, [resumed.learner], progress)
         assert progress.step == PER_EPOCH
         go(resumed, progress, STEPS)

@@ -6,21 +6,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from samestep.core.config import compose, dump
 from samestep.core.errors import UserError
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
+from samestep.data.order import BucketedOrder, Order, Shuffled
 from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
+from samestep.data.token_rows import AnswerRows
 from samestep.data.tokenizer.vocabulary import BYTES
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig, corpus, recipe
 from samestep.recipes.mdlm.config import PRESETS
 from samestep.recipes.mdlm.corpus import DataConfig, load
+from samestep.recipes.mdlm.objective import Objective
 from samestep.recipes.mdlm.pretrained import as_config, special_ids
 from samestep.recipes.mdlm.stages import check_corpus, initial_model, resolve_config, stages
 
@@ -138,17 +142,28 @@ def test_questions_are_rows_of_prompt_and_answer() -> None:
     text = corpus.load_questions(DataConfig(**PRESETS["verify-sft"]["data"]))
     assert text.sft
     assert len(text.train) % PRESETS["verify-sft"]["global_batch_size"], "an epoch ends in a smaller batch"
-    lengths = set()
+    prompts = set()
     for rows in (text.train, text.validation):
         for number in range(len(rows)):
             row = rows[number]
-            prompt, answer = row["tokens"].split([int(row["prompt"]), 72 - int(row["prompt"])])
-            assert int(row["length"]) == 72
+            prompt, answer, padding = row["tokens"].tensor_split([int(row["prompt"]), int(row["length"])])
+            assert padding.tolist() == [text.tokenizer.vocabulary.eos] * len(padding)
             assert text.tokenizer.decode(prompt.tolist()).startswith("user\n\nWhat is ")
             assert len(text.tokenizer.decode(answer.tolist())) > 0
-            lengths.add(int(row["prompt"]))
-    assert len(lengths) > 3
-    assert text.validation_bytes_per_token is None
+            prompts.add(int(row["prompt"]))
+    assert len(prompts) > 3
+
+
+@pytest.mark.parametrize("preset", ["verify", "verify-sft"])
+def test_a_proof_has_steps_of_several_widths(preset: str) -> None:
+    config = composed(f"--preset={preset}")
+    text = corpus.load(config.data)
+    rows = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft).training_rows(text.train)
+    order: Order = Shuffled(len(rows), 11, config.seed)
+    if isinstance(text.train, AnswerRows):
+        order = BucketedOrder(order, text.train.lengths(np.arange(len(rows))), config.seed)
+    steps = range(config.epochs * order.steps_per_epoch)
+    assert len({rows.of_step(step, order.ids(step)[:, 1]).width for step in steps}) > 2
 
 
 def test_the_data_decides_the_stage(tmp_path: Path) -> None:

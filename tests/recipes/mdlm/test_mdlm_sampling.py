@@ -266,6 +266,46 @@ def test_ends_may_come_freely_last_or_never() -> None:
     assert ending(eos="never") == [CHAT.eot, 70, 0, 0, 0, 71]
 
 
+class Random(nn.Module):
+    """Any logits, likely ends among them, that depend on all tokens."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + hash(tuple(tokens.flatten().tolist())) % 2**31)
+        logits = 2 * torch.randn(*tokens.shape, 300, generator=generator, dtype=torch.float64)
+        logits[..., [CHAT.eos, CHAT.eot]] += 5.0
+        logits[..., CHAT.forbidden(300)] = -torch.inf
+        return logits
+
+
+def as_llada_has_it(module: nn.Module, length: int) -> list[int]:
+    """Greedy, one token a pass: the likeliest tokens, ends included, of which the one is kept that is most probable in
+    a softmax whose logits of both ends are -inf."""
+    text = torch.full((1, length), CHAT.mask)
+    for _ in range(length):
+        logits = module(text)[0]
+        likeliest = logits.argmax(-1)
+        logits[:, [257, 259]] = -torch.inf
+        probability = logits.softmax(-1)[torch.arange(length), likeliest]
+        kept = int(torch.where(text[0] == CHAT.mask, probability, -1.0).argmax())
+        text[0, kept] = likeliest[kept]
+    return text[0].tolist()
+
+
+def test_ends_that_come_last_do_not_count_in_the_confidence_of_others() -> None:
+    options = SamplingConfig(max_new_tokens=8, temperature=0.0, eos="last")
+    seen = set()
+    for seed in range(20):
+        module = Random(seed)
+        written = sample(module, prompts_of(1, 0), options, seed=0, vocabulary=CHAT)[0].tolist()
+        assert written == as_llada_has_it(module, 8)
+        seen |= set(written)
+    assert {CHAT.eos, CHAT.eot} < seen
+
+
 def test_nothing_is_written_after_the_block_that_holds_an_end() -> None:
     assert ending(block_length=2) == [CHAT.eot, 70, *[CHAT.eos] * 4]
     assert len(passes) == 2

@@ -11,7 +11,7 @@ from exact_toy import TOY, ExactConditionals, ToyRows
 from torch import Tensor
 
 from samestep.data.order import Shuffled
-from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, pair_rows
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import feed_of, learner_of, run_on_ranks
@@ -26,17 +26,17 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def objective(sft: bool, **options: Any) -> Objective:
-    return Objective(ObjectiveConfig(**options), TOY, seed=5, sft=sft)
+    return Objective(ObjectiveConfig(**options), TOY, seed=10, sft=sft)
 
 
 def every_loss(world: World, target: Objective) -> list[float]:
     """The loss of every step of an epoch, as a run logs it, of a network that does not learn."""
     toy = ExactConditionals()
-    feed = feed_of(ToyRows(toy, ROWS, target.sft), world, BATCH, MICRO, STEPS, target.count)
+    feed = feed_of(target.training_rows(ToyRows(toy, ROWS, target.sft)), world, BATCH, MICRO, STEPS, target.count)
     learner = learner_of(toy, world, "ddp", rate=lambda update: 0.0)
     book, losses = MetricAccumulator(world), []
     for step in range(STEPS):
-        book.add(learner.update(feed[step], target.loss))
+        book.add(learner.update(pair_rows(feed[step]), target.loss))
         losses.append(book.read()["loss"])
         toy.seen.clear()
     return losses
@@ -63,11 +63,15 @@ def exact_losses(target: Objective) -> list[float]:
     """What the loss of every step would be with the true negative log-likelihood of every row."""
     toy = ExactConditionals()
     rows, order = ToyRows(toy, ROWS, target.sft), Shuffled(ROWS, BATCH, seed=3)
-    return [exact(toy, target, rows, torch.as_tensor(order.ids(step))) for step in range(STEPS)]
+    trained = target.training_rows(rows)
+    found = []
+    for step in range(STEPS):
+        indices = order.ids(step)[:, 1]
+        found.append(exact(toy, target, trained.of_step(step, indices).rows(indices)))
+    return found
 
 
-def exact(toy: ExactConditionals, target: Objective, rows: ToyRows, ids: Tensor) -> float:
-    batch = {**rows.rows(ids[:, 1].numpy()), "ids": ids}
+def exact(toy: ExactConditionals, target: Objective, batch: dict[str, Tensor]) -> float:
     length = target.lengths(batch)
     nll = toy.nll(batch["tokens"], length) - toy.nll(batch["tokens"], batch["prompt"])
     answer = length - batch["prompt"]

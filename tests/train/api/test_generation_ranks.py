@@ -1,11 +1,9 @@
 """Generation on real ranks, replicated and sharded: the same tokens, also where ranks have few prompts or none."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapter_toys import bench_of
 from language_toys import native, of_transformers
@@ -14,7 +12,7 @@ from samestep.models.log_probs import completion_log_probs
 from samestep.train.api.generation import GenerationConfig, LocalGenerator
 from samestep.train.learner.draws import Draws
 from samestep.world.world import World
-from toys import Case, close, learner_of, on_ranks
+from toys import Case, CountGathers, close, learner_of, on_ranks
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [8], [2, 2], [12, 13, 14, 15], [16]]
 IDS = torch.tensor([[number % 2, 10 + number] for number in range(len(PROMPTS))])
@@ -103,16 +101,6 @@ def training(world: World, strategy: str) -> None:
         assert any(not torch.equal(alone[name], value) for name, value in first.items()), "it has learned something"
         everywhere = {tuple(row) for part in world.gather(policies[1].written) for row in part}
         assert {tuple(row) for row in policies[0].written} == everywhere
-
-
-class CountGathers(TorchDispatchMode):
-    """How often tensors are gathered from all ranks."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += "allgather_base" in str(func)
-        return func(*args, **(kwargs or {}))
 
 
 def gathered_once(world: World, strategy: str) -> None:

@@ -44,6 +44,8 @@ PLANTED = {
     "mdlm prefetch=4": "prefetch has no effect: the training process itself loads",
     "mdlm log.wandb_project=mine": "log.wandb_project has no effect: .*; add --log.wandb",
     "mdlm watch.limit=9 watch.step=5": "watch.step has no effect: watch.limit is one limit",
+    "mdlm bucketed=true": "bucketed has no effect: .* have one length",
+    "mdlm objective.wide_steps=0.5": "objective.wide_steps has no effect: .* have one length",
     "mdlm data.path=pydoc-questions objective.cut_rows=0.1": "objective.cut_rows has no effect: .* the data is chats",
     "mdlm sampling.steps=65": "sampling.steps has no effect: there is no more than one pass",
     "gan epochs=5": "epochs has no effect: max_steps says",

@@ -101,6 +101,11 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         r"stages must be a function of the settings; write stages=lambda config: \[Stage",
     ),
     "config made": (lambda: Recipe(Config(), lambda config: []), "must be the class of its settings, Config or a"),  # type: ignore[arg-type]
+    "preset made": (
+        lambda: Recipe(Config, lambda config: [], presets={"tiny": Config()}),  # type: ignore[dict-item]
+        "settings by name, as in presets={'small': {'batch_size': 8}}, but 'tiny' is a Config",
+    ),
+    "presets listed": (lambda: Recipe(Config, lambda config: [], presets=["tiny"]), "but 'presets' is a list"),  # type: ignore[arg-type]
     "no stages": (lambda: Recipe(Config), r"Recipe takes \(config, stages, "),  # type: ignore[call-arg]
     "unknown of Fit": (lambda: Fit(1, 2, 3, lr=0.1), "Fit has no argument 'lr'; set learning_rate, or give the"),  # type: ignore[call-arg, arg-type]
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Shell
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.json_files import JsonLines, read_json, write_json
 from train.resumed_line import ARGS, LOSS, SOURCE
 
 pytestmark = pytest.mark.timeout(900)

@@ -71,7 +71,7 @@ def verbs(run: Path, out: Path) -> dict[str, Callable[[], object]]:
         "evaluate": lambda: main(["evaluate", str(run)]),
         "export": lambda: main(["export", str(run), str(out)]),
         "export weights": lambda: main(["export", str(step), str(out), "--weights"]),
-        "load": lambda: _code_of(lambda: samestep.load(run)),
+        "load": lambda: _code_of(lambda: samestep.load(run).network),
     }
 
 
@@ -142,7 +142,7 @@ def test_an_exported_model_runs_no_recipe_either(marker: Path, tmp_path: Path) -
     save_file({"w": ones(1)}, tmp_path / "exported" / "model.safetensors")
     save_file({"w": ones(1)}, tmp_path / "single.safetensors", record.metadata())
     for path in (tmp_path / "exported", tmp_path / "single.safetensors"):
-        _code_of(lambda path=path: samestep.load(path))
+        _code_of(lambda path=path: samestep.load(path).network)
         assert main(["sample", str(path)]) == 2
         assert main(["train", str(EXAMPLE), *SMALL, f"--init_from={path}"]) == 2, "it has other weights"
     assert not marker.exists()
@@ -185,7 +185,7 @@ def test_a_name_cannot_be_more_than_a_name(tmp_path: Path, marker: Path) -> None
 
 def test_the_recipe_of_ones_own_run_needs_no_flag(trained: Path, marker: Path, tmp_path: Path) -> None:
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
-    assert samestep.load(tmp_path / "out") is not None
+    assert samestep.load(tmp_path / "out").network is not None
     assert main(["train", "--resume", str(trained)]) == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.core.records import DamagedFile
+from samestep.core.json_files import DamagedFile
 from samestep.train.artifacts.array_format import LAYOUT, ArrayLayout
 from samestep.train.artifacts.array_rows import open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact

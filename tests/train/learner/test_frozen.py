@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adapter_toys import LORA, bench_of, new_folder
 from samestep import UserError
 from samestep.checkpoint.store import Store
-from samestep.core.records import read_json, write_json
+from samestep.core.json_files import read_json, write_json
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import local
 from samestep.train.api.bench import Bench

@@ -158,13 +158,13 @@ def test_a_run_is_resumed_loaded_and_begun_with(home: Path) -> None:
     checkpoint = home / "run/checkpoints/more/step_00000004"
     saved = read_tensors(checkpoint, "model/model")
     assert sorted(saved) == TRAINED
-    loaded = samestep.load(home / "run")
+    loaded = samestep.load(home / "run").network
     assert isinstance(loaded, Around)
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in saved.items())
     assert torch.equal(loaded.base.last.weight, made(lambda: Net().float()).last.weight)
-    assert not torch.equal(saved["before.weight"], samestep.load(home / "run", stage="fit").before.weight)
+    assert not torch.equal(saved["before.weight"], samestep.load(home / "run", stage="fit").network.before.weight)
     launch(home, "next", init_from=str(home / "run"), max_steps=1, learning_rate=0.0)
-    assert torch.equal(samestep.load(home / "next", stage="fit").before.weight, saved["before.weight"])
+    assert torch.equal(samestep.load(home / "next", stage="fit").network.before.weight, saved["before.weight"])
 
 
 def test_another_base_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +173,4 @@ def test_another_base_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     original = made
     monkeypatch.setattr(sys.modules[__name__], "made", lambda make, seed=1: original(make, 5))
     with pytest.raises(UserError, match=r"the weights in .* were trained on another base than the recipe builds now"):
-        samestep.load(home / "run")
+        _ = samestep.load(home / "run").network

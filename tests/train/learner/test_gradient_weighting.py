@@ -102,12 +102,15 @@ def a_loss_has_one_value_a_row(world: World, strategy: str) -> None:
 
     wrong: list[tuple[Callable[[Tensor], Any], str]] = [
         (
+            lambda out: out.sum(1),
+            "returned a Tensor; return a dict with one value a row by name",
+        ),  # also in the first call
+        (
             lambda out: {"error": out.mean()},
             "'error'.* is one number for the whole micro-batch, but must have one value",
         ),
         (lambda out: {"error": out}, r"'error'.* has the shape \(., 2\) for . rows, .* sum over the other dimensions"),
         (lambda out: {"error": 1.0}, "'error'.* is a float, but must be a tensor with one value a row"),
-        (lambda out: out.sum(1), "returned a Tensor; return a dict with one value a row by name"),
     ]
     for change, sentence in wrong:
         with pytest.raises(UserError, match=sentence):

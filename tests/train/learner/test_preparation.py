@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from samestep.core.errors import RunFailed
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.loss_graphs import LossGraphs

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import SGD
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.data.loading import Batch
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.blocks import checkpoint_activations

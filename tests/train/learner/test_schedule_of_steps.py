@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.data.loading import Batch
 from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe, Stage

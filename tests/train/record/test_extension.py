@@ -14,7 +14,7 @@ from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint.loading import read_tensors
 from samestep.cli.args import parse_train
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.json_files import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.record.config import Config
 from samestep.train.record.extension import Extension, LaterLength, find_extension, read_done, require_extendable

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from samestep.core.records import DamagedFile, write_json
+from samestep.core.json_files import DamagedFile, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.record.fixed_values import read_fixed
 

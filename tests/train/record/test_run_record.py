@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import temporary_name
 from samestep.train.record.config import Config
@@ -36,6 +36,23 @@ def test_a_restart_finds_its_run_though_rank_0_moved_to_another_node(
     assert opened(tmp_path, "node2:9:none", "node3:5:none") == "toy-default-1"
     assert opened(tmp_path, "node3:5:none") == "toy-default-1", "the run has the nodes that joined"
     assert opened(tmp_path, "node4:5:none") == "toy-default-3"
+
+
+def test_a_restart_with_a_smaller_batch_size_keeps_the_batch_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SAMESTEP_LAUNCH_ID", raising=False)
+    of_preset = Config(out=str(tmp_path), name="a", batch_size=8, global_batch_size=8)
+    halved = replace(of_preset, batch_size=4, global_batch_size=None)  # the launcher adds --batch_size=4
+    rundir, lock, *_ = open_run("toy", of_preset, launches=["node1:7:none"])
+    lock.release()
+    rundir.first_launch.write_text("{}")
+    with pytest.raises(UserError, match=r"a different run \(global_batch_size differ"):
+        open_run("toy", halved, launches=["node1:8:none"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    _, lock, batch, *_ = open_run("toy", halved, launches=["node1:7:none"])
+    lock.release()
+    assert batch == read_json(rundir.config)["config"]["global_batch_size"] == 8
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

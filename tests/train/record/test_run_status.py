@@ -8,7 +8,7 @@ import pytest
 
 from faults.fault_injection import fill_disk
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.core.status import set_status
 from samestep.train.record.config import Config

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cli.conftest import Shell
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
 RECIPE = '''

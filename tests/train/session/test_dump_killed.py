@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cli.conftest import Shell
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.train.artifacts.array_rows import ArrayRows
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 

@@ -10,7 +10,7 @@ from cli.conftest import Shell
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.train.session.hooks.profiling import profiled_steps
 from samestep.train.weights.run_checkpoints import choose_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Shell
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose

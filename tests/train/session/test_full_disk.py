@@ -9,7 +9,7 @@ import pytest
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.core.exit_report import parse_exit_report
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose

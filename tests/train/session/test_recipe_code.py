@@ -9,7 +9,7 @@ import pytest
 
 import samestep
 from cli.conftest import Shell
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.json_files import JsonLines, read_json, write_json
 from samestep.train.record.config import Config
 from samestep.train.record.run_record import CodeChanges, open_run
 from samestep.train.session.recipe_code import recipe_code
@@ -67,6 +67,22 @@ def test_a_run_of_an_older_version_reports_nothing(shell: Shell) -> None:
     codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "3"})
     assert codes == [1] and MESSAGE not in output
     assert len(read_json(RUN / "config.json")["code"]) == 2, "from now on it can be compared"
+
+
+@pytest.mark.parametrize("again", [("train", "--resume", "a"), ARGS])
+def test_a_run_of_another_version_of_the_recipe_is_not_continued(shell: Shell, again: tuple[str, ...]) -> None:
+    assert shell(*ARGS, env={"FAILS_AT": "3"})[0] == [1]
+    before = (RUN / "config.json").read_bytes()
+    newer = SOURCE.replace("=Fit.validate)])", "=Fit.validate)], version=2)")
+    assert newer != SOURCE
+    (shell.folder / "line.py").write_text(newer)
+    codes, output = shell(*again)
+    assert codes == [2], output
+    assert "was begun with version 1 of the recipe" in output and "this is version 2" in output
+    assert "init_from=" in output and "Traceback" not in output
+    assert (RUN / "config.json").read_bytes() == before
+    (shell.folder / "line.py").write_text(SOURCE)
+    assert shell("train", "--resume", "a")[0] == [0], "with the version that began it"
 
 
 def test_a_restart_within_one_launch_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

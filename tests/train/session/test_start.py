@@ -13,7 +13,7 @@ import torch.distributed as dist
 from samestep.cli.args import read_start
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.launching import local
 from samestep.train.session import session
 from samestep.train.session.entry import _config_of_rank_0

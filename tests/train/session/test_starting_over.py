@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import Shell
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import ReadOptions
 from samestep.train.api.stage_feeds import FeedName, check_data

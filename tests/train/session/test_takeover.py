@@ -12,7 +12,7 @@ import torch
 from samestep.checkpoint.loading import read_tensors
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.json_files import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.api.recipe import Stage
 from samestep.train.record.config import Config

@@ -12,7 +12,7 @@ import torch
 from cli.conftest import Shell
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import find_checkpoints
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.train.weights.run_checkpoints import choose_checkpoint
 from system.hosts import wait_for

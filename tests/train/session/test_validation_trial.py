@@ -8,7 +8,7 @@ import torch
 
 from cli.conftest import Shell
 from samestep.checkpoint.loading import read_tensors
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ from cli.conftest import EXAMPLE, SMALL
 from planted.two_networks import Critic, Two
 from samestep.checkpoint.loading import read_tensors
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from samestep.train.api import stage_feeds
 from samestep.train.api.bench import Bench
@@ -72,25 +72,25 @@ def content(folder: Path) -> dict[str, tuple[int, str]]:
 
 @pytest.mark.parametrize(("which", "step"), [("best", 2), ("last", 6), (4, 4), ("6", 6)])
 def test_any_checkpoint_of_any_learner(inside: Path, which: str | int, step: int) -> None:
-    critic = samestep.load("on_1", which, "critic")
+    critic = samestep.load("on_1", which, "critic").network
     assert same(critic.state_dict(), saved(inside, step, "judge")), "which lies there under a key of its own"
     assert critic.back.weight is critic.there.weight
     assert float(critic.seen) == step, "the buffer is that of the checkpoint"
     assert not critic.training
-    raw = samestep.load(inside / "runs/on_1", which, "encoder", averaged=False)
+    raw = samestep.load(inside / "runs/on_1", which, "encoder", averaged=False).network
     assert same(raw.state_dict(), saved(inside, step, "encoder"))
-    assert same(samestep.load("on_1", which, "encoder").state_dict(), saved(inside, step, "average"))
+    assert same(samestep.load("on_1", which, "encoder").network.state_dict(), saved(inside, step, "average"))
 
 
 def test_ranks_make_no_difference(inside: Path) -> None:
     for learner in ("critic", "encoder"):
-        one, two = (samestep.load(f"on_{ranks}", learner=learner).state_dict() for ranks in (1, 2))
+        one, two = (samestep.load(f"on_{ranks}", learner=learner).network.state_dict() for ranks in (1, 2))
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_nothing_changes_but_the_network_is_there(inside: Path) -> None:
     before, states = content(inside / "runs/on_1"), (torch.get_rng_state(), random.getstate())
-    network = samestep.load("on_1", learner="critic", dtype="bfloat16")
+    network = samestep.load("on_1", learner="critic", dtype="bfloat16").network
     assert {tensor.dtype for tensor in network.state_dict().values()} == {torch.bfloat16}
     assert content(inside / "runs/on_1") == before
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -115,15 +115,15 @@ def test_nothing_changes_but_the_network_is_there(inside: Path) -> None:
 )
 def test_a_mistake_is_one_sentence(inside: Path, asked: dict, sentence: str) -> None:
     with pytest.raises(samestep.UserError, match=sentence):
-        samestep.load(**{"source": "on_1", **asked})
+        _ = samestep.load(**{"source": "on_1", **asked}).network
 
 
 def test_only_what_is_read_before_the_learner_is_needed(inside: Path, home: Path) -> None:
     (home / "data.txt").rename(home / "elsewhere.txt")
     try:
-        samestep.load("on_1", learner="encoder")
+        _ = samestep.load("on_1", learner="encoder").network
         with pytest.raises(samestep.UserError, match=r"'critic' cannot be built again.*FileNotFoundError.*put back"):
-            samestep.load("on_1", learner="critic")
+            _ = samestep.load("on_1", learner="critic").network
     finally:
         (home / "elsewhere.txt").rename(home / "data.txt")
 
@@ -131,15 +131,15 @@ def test_only_what_is_read_before_the_learner_is_needed(inside: Path, home: Path
 def test_the_data_is_not_compared(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever data there is now, the weights are those of the checkpoint; reading it would only take time."""
     monkeypatch.setattr(stage_feeds, "check_data", lambda *args: pytest.fail("the data was read"))
-    assert float(samestep.load("on_1", "last", "critic").seen) == 6
+    assert float(samestep.load("on_1", "last", "critic").network.seen) == 6
 
 
 def test_a_damaged_checkpoint_is_passed_over_unless_its_step_is_wanted(inside: Path) -> None:
     shutil.copytree("runs/on_1", "copy")
     next(Path("copy/checkpoints/both/step_00000006").glob("*.distcp")).write_bytes(b"")
-    assert float(samestep.load("copy", "last", "critic").seen) == 4
+    assert float(samestep.load("copy", "last", "critic").network.seen) == 4
     with pytest.raises(samestep.UserError, match=r"step_00000006 is damaged"):
-        samestep.load("copy", 6, "critic")
+        _ = samestep.load("copy", 6, "critic").network
 
 
 def test_a_recipe_that_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,33 +149,33 @@ def test_a_recipe_that_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("elsewhere").mkdir()
     Path("sine.py").rename("elsewhere/sine.py")
     with pytest.raises(samestep.UserError, match=r"sine.py does not exist; if the recipe is elsewhere now, say where"):
-        samestep.load("a")
-    network = samestep.load("a", recipe="elsewhere/sine.py")
+        _ = samestep.load("a").network
+    network = samestep.load("a", recipe="elsewhere/sine.py").network
     found = read_tensors(Path("runs/a/checkpoints/fit/step_00000003"), "model/model")
     assert same(network.state_dict(), found)
     shutil.copytree("runs/a/checkpoints/fit/step_00000003", "step_00000003")
-    moved = samestep.load("step_00000003", recipe="elsewhere/sine.py")
+    moved = samestep.load("step_00000003", recipe="elsewhere/sine.py").network
     assert same(moved.state_dict(), found), "a checkpoint needs no run"
 
 
 def test_a_learner_goes_out_as_one_file_and_comes_back(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "on_1", "out", "--learner", "critic", "--which", "best"]) == 0
     assert (
-        "exported runs/on_1/checkpoints/both/step_00000002 to out: 0.0 MB in 1 weight file(s)"
-        in capsys.readouterr().out
+        "exported runs/on_1/checkpoints/both/step_00000002 to out: 0.0 MB in 1 weight file\n" in capsys.readouterr().out
     )
     plain = Critic(4).double()
     plain.load_state_dict(load_file("out/critic.safetensors"))
     assert same(plain.state_dict(), saved(inside, 2, "judge"))
     record = read_json(Path("out/samestep.json"))
-    assert {**record, "config": 0} == {"recipe": RECIPE, "stage": "both", "step": 2, "learner": "critic", "config": 0}
+    about = {"recipe": RECIPE, "stage": "both", "step": 2, "learner": "critic"}
+    assert {**record, "config": 0} == {**about, "config": 0, "files": ["README.md", "critic.safetensors"]}
     assert record["config"]["width"] == 4
-    assert same(samestep.load("out").state_dict(), plain.state_dict())
+    assert same(samestep.load("out").network.state_dict(), plain.state_dict())
     assert main(["export", "on_1", "half.safetensors", "--learner", "encoder", "--dtype", "bf16"]) == 0
     with safe_open("half.safetensors", "pt") as file:
         assert json.loads(file.metadata()["samestep"])["learner"] == "encoder"
     average = {name: weight.bfloat16().double() for name, weight in saved(inside, 6, "average").items()}
-    assert same(samestep.load("half.safetensors").state_dict(), average)
+    assert same(samestep.load("half.safetensors").network.state_dict(), average)
     assert main(["export", "on_1", "half.safetensors", "--learner", "encoder", "--raw", "--overwrite"]) == 0
     assert same(load_file("half.safetensors"), saved(inside, 6, "encoder"))
 
@@ -197,9 +197,9 @@ def test_weight_files_are_those_that_the_run_wrote(inside: Path) -> None:
     ("args", "sentence"),
     [
         (["out"], "has several learners; say which one is meant"),
-        (["taken.safetensors", "--learner", "critic"], "taken.safetensors exists; choose another name, or replace it"),
-        (["taken", "--learner", "critic"], "taken exists and holds something else than a model"),
-        (["out", "--learner", "critic", "--max_shard_size", "1GB"], "--max_shard_size is for a recipe's published"),
+        (["taken.safetensors", "--learner", "critic"], "taken.safetensors exists and was not exported by samestep"),
+        (["taken", "--learner", "critic"], "taken exists and was not exported by samestep"),
+        (["out", "--learner", "critic", "--max_shard_size", "1GB"], "leave out --max_shard_size"),
         (["out", "--weights", "--dtype", "bf16"], "leave out --dtype"),
         (["taken", "--weights", "--learner", "critic"], "taken/critic_step_6.pt exists"),
     ],
@@ -222,9 +222,9 @@ def test_every_learner_of_another_run_begins_where_the_first_ended(inside: Path)
     shown = " ".join(output.split())  # where a line breaks depends on the length of the path
     for learner in ("encoder", "critic"):
         assert re.search(rf"first weights of {learner} \S+ both/step_00000006", shown), output
-    encoder = samestep.load(more / "runs/next", "last", "encoder", averaged=False)
+    encoder = samestep.load(more / "runs/next", "last", "encoder", averaged=False).network
     assert same(encoder.state_dict(), saved(inside, 6, "encoder"))
-    critic = samestep.load(more / "runs/next", "last", "critic").state_dict()
+    critic = samestep.load(more / "runs/next", "last", "critic").network.state_dict()
     wanted = saved(inside, 6, "judge")
     assert all(torch.equal(critic[name], wanted[name]) for name in wanted if name != "seen")
     assert float(critic["seen"]) == 12, "it went on counting"
@@ -260,7 +260,7 @@ def test_what_a_recipe_names_for_a_learner_is_for_that_one(inside: Path) -> None
 
 def test_verbs_have_the_options_of_the_recipe(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
-        value = float(samestep.load("on_1", "best", "critic")(torch.tensor([[0.5]], dtype=torch.float64)))
+        value = float(samestep.load("on_1", "best", "critic").network(torch.tensor([[0.5]], dtype=torch.float64)))
     args = ["--at", "0.5", "--loud", "--device", "cpu", "--out", "x.jsonl"]
     assert main(["sample", "on_1", *args, "--which", "best"]) == 0
     assert capsys.readouterr().out == f"CRITIC OF WIDTH 4 SAYS {value:.6f}\n"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.weight_sources import read_all
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.json_files import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor

@@ -13,7 +13,7 @@ from adapter_toys import LORA
 from samestep import Bench, Config, Fit, Recipe, Stage
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import read_manifest
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.data.loading import Batch
 from samestep.train.session.entry import train_with
 from toys import Net, Points, made, run_on_ranks

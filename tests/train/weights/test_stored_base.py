@@ -63,9 +63,9 @@ def is_base(network: nn.Module, home: Path) -> bool:
 def test_a_resume_and_loading_find_the_base_in_their_own_run(home: Path, tmp_path: Path) -> None:
     assert (home / "adapted" / STORED).exists()
     for stage in ("fit", "more"):
-        assert is_base(samestep.load(home / "adapted", stage=stage), home)
+        assert is_base(samestep.load(home / "adapted", stage=stage).network, home)
     shutil.copytree(home / "adapted", tmp_path / "moved")
-    assert is_base(samestep.load(tmp_path / "moved"), home)
+    assert is_base(samestep.load(tmp_path / "moved").network, home)
 
 
 def test_a_run_that_begins_with_adapters_takes_their_base_too(home: Path, tmp_path: Path) -> None:
@@ -74,22 +74,22 @@ def test_a_run_that_begins_with_adapters_takes_their_base_too(home: Path, tmp_pa
     shutil.rmtree(tmp_path / "moved")
     launch(tmp_path, "next", init_from=str(tmp_path / "moved"))
     assert (tmp_path / "next" / STORED).exists()
-    assert is_base(samestep.load(tmp_path / "next"), home)
+    assert is_base(samestep.load(tmp_path / "next").network, home)
 
 
 def test_a_checkpoint_outside_of_its_run_finds_the_base_or_names_it(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "adapted", tmp_path / "run")
     # The copy records where the run was trained, which is still there.
     checkpoint = shutil.copytree(tmp_path / "run/checkpoints/more/step_00000004", tmp_path / "step_00000004")
-    assert is_base(samestep.load(checkpoint), home)
+    assert is_base(samestep.load(checkpoint).network, home)
     hidden = (home / "adapted").rename(home / "hidden")
     try:
         with pytest.raises(samestep.UserError, match=rf"on a base that is not there: put back .*/{STORED}, or copy"):
-            samestep.load(checkpoint)
-        assert is_base(samestep.load(tmp_path / "run"), home), "a run that was moved has it"
+            _ = samestep.load(checkpoint).network
+        assert is_base(samestep.load(tmp_path / "run").network, home), "a run that was moved has it"
         shutil.move(tmp_path / "run" / STORED, checkpoint)
-        assert is_base(samestep.load(checkpoint), home)
+        assert is_base(samestep.load(checkpoint).network, home)
         with pytest.raises(samestep.UserError, match=rf"on a base that is not there: put back .*run/{STORED}, or copy"):
-            samestep.load(tmp_path / "run")
+            _ = samestep.load(tmp_path / "run").network
     finally:
         hidden.rename(home / "adapted")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.core.records import read_json
+from samestep.core.json_files import read_json
 from samestep.launching import local
 from samestep.world.watchdog import stack_dump
 from samestep.world.world import World

@@ -226,7 +226,9 @@ def read_layers(
         loaded = load_config_file(source, command_line.choices, search)
         file = _file_layer(cls, replace(loaded, data=_without_aliases(cls, loaded.data, aliases)))
     name = _preset_name(cls, presets, preset, command_line, file)
-    layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, command_line]
+    given = {path for path, _ in (*file.settings, *command_line.settings)}
+    preset_layer = _preset_layer(cls, presets.get(name or "", {}), given)
+    layers = [_base_layer(cls), preset_layer, file, command_line]
     if name is not None and "preset" in types_of(cls):
         layers.append(_Layer([("preset", name)]))
     in_file = {path: f"in {source.name}" for path, _ in file.settings} if source else {}
@@ -314,6 +316,14 @@ def _base_layer(cls: type) -> _Layer:
         return _Layer([])
     loaded = load_config_file(ConfigFile(PACKAGE_CONF, "base.yaml"), {}, PACKAGE_SEARCH)
     return _file_layer(cls, loaded)
+
+
+def _preset_layer(cls: type, preset: Mapping[str, Any], given: Collection[str]) -> _Layer:
+    """The settings of a preset. A class with a function `left_out_of_preset(given)` names those that do not hold beside
+    the settings of file and command line."""
+    choose = getattr(cls, "left_out_of_preset", None)
+    left_out = choose(given) if choose else ()
+    return _layer(cls, [(path, value) for path, value in flatten(cls, preset) if path not in left_out])
 
 
 def _preset_name(cls: type, presets: Presets, given: str | None, command_line: _Layer, file: _Layer) -> str | None:

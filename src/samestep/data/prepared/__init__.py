@@ -22,7 +22,7 @@ from samestep.data.tokenizer.vocabulary import Tokenizer, read_record
 
 METADATA = "metadata.json"
 TOKENIZER_FOLDER = "tokenizer"
-FORMAT = "samestep tokens 1"
+FORMAT = "samestep tokens 2"
 ROWS = "rows"
 
 

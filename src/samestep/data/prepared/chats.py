@@ -194,7 +194,7 @@ class _RowWriter:
         self._index.append(np.array([self.shards.tokens, len(tokens), row.prompt]))
         self.shards.append(tokens)
         self.rows += 1
-        self.answer_tokens += longest - row.prompt
+        self.answer_tokens += len(tokens) - row.prompt
         if len(row.tokens) > longest:
             self.cut += 1
             self.answer_bytes += len(self.writing.tokenizer.decode(row.tokens[row.prompt : longest]).encode("utf-8"))

@@ -26,8 +26,8 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from samestep.core.child_python import child_env, python_command
 from samestep.core.errors import first_line
+from samestep.core.json_files import parse_json
 from samestep.core.paths import expand_home
-from samestep.core.records import parse_json
 
 MOST_BYTES = 16 << 20
 """How long a page or a file may be."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import write_json
 from samestep.core.paths import expand_home
-from samestep.core.records import write_json
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
 from samestep.data.prepared.chats import Chats, has_chat
 from samestep.data.prepared.config import PrepareConfig

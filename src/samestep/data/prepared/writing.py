@@ -15,7 +15,7 @@ import numpy as np
 
 from samestep.core.disk_space import is_disk_full
 from samestep.core.errors import UserError
-from samestep.core.records import replace_folder
+from samestep.core.json_files import replace_folder
 from samestep.core.safe_files import open_new
 from samestep.data.prepared.split import REGIONS, Region
 from samestep.data.tokenizer.vocabulary import Tokenizer

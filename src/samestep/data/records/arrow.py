@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError, first_line
-from samestep.core.records import read_object_if_readable
+from samestep.core.json_files import read_object_if_readable
 from samestep.data.records.rows import Problem, Row, Rows, repeated
 
 _ROWS = 1024

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from samestep.core.errors import UserError
-from samestep.core.records import parse_json
+from samestep.core.json_files import parse_json
 from samestep.data.records.arrow import arrow_library
 from samestep.data.records.rows import Problem, Row, Rows, repeated
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.config.no_effect import NoEffect
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, quoted
+from samestep.core.json_files import parse_json
 from samestep.core.paths import expand_home
-from samestep.core.records import parse_json
 from samestep.data.data_file import DataFile, existing_file
 from samestep.data.records.arrow import dataset_files, dataset_rows, is_saved_dataset, parquet_rows
 from samestep.data.records.lines import LINE_FORMATS, PACKINGS, ending
@@ -141,7 +141,7 @@ class Records:
         wrong = [f"{column!r} {fault}" for column in columns if (fault := text_fault(row.values.get(column)))]
         if wrong:
             is_absent = any(column not in row.values for column in columns)
-            self.refuse(row, ", ".join(wrong) + (f"; it has {_listed(row.values)}" if is_absent else ""))
+            self.refuse(row, ", ".join(wrong) + (f"; it has {quoted(row.values)}" if is_absent else ""))
             return None
         return {column: row.values[column] for column in columns}
 
@@ -173,7 +173,8 @@ class Records:
 
     def _checked(self, row: Row) -> Iterator[Row]:
         """The row with its lists, unless a column is misspelt."""
-        if meant := _meant(tuple(row.values), self._known):
+        given = tuple(name for name, value in row.values.items() if value is not None and value != "")
+        if meant := _meant(given, self._known):
             for name, wanted in meant.items():
                 hint = f"write {wanted!r}"
                 hint += "" if self._section is None else f", or set {self._section}columns.{wanted}={name}"
@@ -189,11 +190,11 @@ class Records:
         if absent is not None and self._found:
             raise UserError(
                 f"Correct {self._section}columns.{absent[0]}={absent[1]}: {self.path} has no such column, but "
-                f"{_listed(self._found)}."
+                f"{quoted(self._found)}."
             )
         every = {name for names in self._known for name in names} | set(self.renamed.values())
         if self._known and (unused := [name for name in self._found if name not in every]):
-            _say(f"{self.path}: columns that are not used: {_listed(unused)}")
+            _say(f"{self.path}: columns that are not used: {quoted(unused)}")
 
 
 def _parsed(cell: str) -> Any:
@@ -306,7 +307,3 @@ def edits(first: str, second: str) -> int:
 def _say(sentence: str) -> None:
     """Warn once in a process, though several stages read the same file."""
     logger.warning("%s", sentence)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
 from samestep.data.tokenizer.vocabulary import TOKENIZER, Vocabulary
 
 

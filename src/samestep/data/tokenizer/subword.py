@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import write_json
 from samestep.core.library_errors import library_sentence, tokenizer_sentence
-from samestep.core.records import write_json
 from samestep.core.tokenizer_file import check_tokenizer_file
 from samestep.data.tokenizer.vocabulary import (
     SPELLINGS,

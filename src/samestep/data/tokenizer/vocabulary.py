@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import parse_json, write_json
+from samestep.core.json_files import parse_json, write_json
 
 TOKENIZER = "samestep_tokenizer.json"
 """The file that describes a tokenizer, in a folder of its own."""
@@ -39,6 +39,11 @@ class Vocabulary:
         if self.mask is None:
             raise UserError("Use a tokenizer with a mask token, named or added with --mask_token; this one has none.")
         return self.mask
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text or a turn."""
+        return (self.eos,) if self.eot is None else (self.eos, self.eot)
 
     def forbidden(self, embedding_size: int) -> list[int]:
         """The tokens that may never be written: the mask, the silent ones, and embedding rows without a token."""

@@ -17,7 +17,7 @@ import torch
 from samestep.checkpoint.across_ranks import is_disk_shared
 from samestep.checkpoint.store import Store
 from samestep.core.disk_space import existing_folder
-from samestep.core.records import Json, sync_folder, write_atomically
+from samestep.core.json_files import Json, sync_folder, write_atomically
 from samestep.doctor.check import Check
 from samestep.doctor.findings import (
     Finding,

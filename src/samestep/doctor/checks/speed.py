@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.doctor.check import Check
 from samestep.doctor.checks.collectives import NETWORK
 from samestep.doctor.findings import (

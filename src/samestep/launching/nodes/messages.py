@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.typed_json import from_json
 from samestep.launching.assignment import NodeAssignment
 from samestep.launching.failure import Failure

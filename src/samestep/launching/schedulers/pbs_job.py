@@ -20,9 +20,9 @@ from pathlib import Path
 
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
+from samestep.core.json_files import JsonLines, read_object_if_readable
 from samestep.core.launch_env import BEGAN, TIME_LIMIT, elapsed
 from samestep.core.output import print_safely, print_text
-from samestep.core.records import JsonLines, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.launching.schedulers import pbs
 from samestep.launching.schedulers.requeue import count_launch

@@ -9,7 +9,7 @@ other trace.
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.core.records import read_object_if_readable, write_json
+from samestep.core.json_files import read_object_if_readable, write_json
 from samestep.core.rundir import DONE, RunDir
 
 MOST_IDLE = 2

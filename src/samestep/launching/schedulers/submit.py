@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import which
 
 from samestep.core.errors import UserError
-from samestep.core.records import expected_content, read_object, write_atomically, write_json
+from samestep.core.json_files import expected_content, read_object, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import make_private_folder
 from samestep.core.typed_json import from_json

@@ -21,12 +21,13 @@ from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, sho
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
 from samestep.recipes.distill.presets import NO_EFFECT, PRESETS
-from samestep.recipes.distill.sampling import SampleOptions, find_passages
+from samestep.recipes.distill.sampling import SampleOptions, embed, find_passages, search
 from samestep.recipes.distill.stages import describe, resolve_config, stages
 
 __all__ = ["DistillConfig", "recipe"]
 
 recipe = Recipe(
+    version=2,
     config=DistillConfig,
     stages=stages,
     presets=PRESETS,
@@ -35,6 +36,7 @@ recipe = Recipe(
         "val_data": "data.validation",
         "output_dir": "out",
         "query_instruction": "teacher.query_instruction",
+        "passage_instruction": "teacher.passage_instruction",
         "matryoshka_dims": "student.matryoshka_dims",
         "temperature": "rank.temperature",
     },
@@ -45,4 +47,6 @@ recipe = Recipe(
     sample=Verb(find_passages, SampleOptions, show=show_lines),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
     export=export,
+    exports_onnx=True,
+    methods={"embed": embed, "search": search},
 )

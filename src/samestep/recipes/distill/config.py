@@ -24,6 +24,9 @@ class DataConfig(RecordsConfig):
     """That part of the queries, rounded up, chosen by the seed."""
     validation_queries: Count = 500
     """Queries of that part at most."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """Another part of the queries, with all their records: neither trained on nor validated with. `samestep evaluate`
+    then measures on it."""
     sentences: bool = False
     """Phase 1 also learns single sentences of all passages, and the passages of the validation set (not its queries):
     more to learn from where records are few."""
@@ -56,7 +59,32 @@ class ShapeConfig(CheckedConfig):
 
 
 @dataclass(frozen=True)
-class TeacherConfig(CheckedConfig):
+class ReadingConfig(CheckedConfig):
+    """How a model reads texts."""
+
+    query_instruction: str | None = None
+    """What stands before a query; null: what its folder says, if anything."""
+    passage_instruction: str | None = None
+    """What stands before a passage; null: what its folder says, if anything."""
+    query_prompt_name: str | None = None
+    """Which of its folder's prompts stands before a query; null: `query`, or the only one whose name has that word."""
+    passage_prompt_name: str | None = None
+    """Which stands before a passage; null: `document`, `passage`, or the only one whose name has such a word."""
+    attention: Literal["bidirectional", "causal"] | None = None
+    """Of a Llama, Mistral or Qwen: every token sees all tokens of its text, or those before it. null: what its folder
+    says; to be set where that names code of its own, which is not run."""
+    append_eos: bool | None = None
+    """Whether every text ends with the end token, also one that is cut. null: what its tokenizer does; to be set where
+    that names code of its own."""
+
+    def __post_init__(self) -> None:
+        for text, name in ((self.query_instruction, "query"), (self.passage_instruction, "passage")):
+            if text is not None and getattr(self, f"{name}_prompt_name") is not None:
+                raise UserError(f"Set {name}_instruction, which is a text, or {name}_prompt_name, not both.")
+
+
+@dataclass(frozen=True)
+class TeacherConfig(ReadingConfig):
     """How the teacher is used."""
 
     mode: Literal["cached", "live"] = "cached"
@@ -66,8 +94,6 @@ class TeacherConfig(CheckedConfig):
     """Texts that a device gives the teacher at once, in the stage that fills the cache."""
     max_length: Count = 512
     """Tokens of a text that the teacher reads at most."""
-    query_instruction: str | None = None
-    """What stands before a query for the teacher; null: what its folder says, if anything."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of its weights; auto: bfloat16 on a GPU, float32 on a CPU."""
     cache_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -79,13 +105,11 @@ class TeacherConfig(CheckedConfig):
 
 
 @dataclass(frozen=True)
-class StudentConfig(CheckedConfig):
+class StudentConfig(ReadingConfig):
     """What the student reads."""
 
     max_length: Count = 256
     """Tokens of a text that the student reads at most."""
-    query_instruction: str | None = None
-    """What stands before a query for the student; null: what its folder says, if anything."""
     matryoshka_dims: list[Count] = field(default_factory=list)
     """Sizes at which the beginning of a vector is trained to be a vector too, such as [384, 128, 64]; without any: only
     whole vectors."""
@@ -111,6 +135,9 @@ class DistillConfig(Config):
 
     preset: str = "tiny"
     """A named set of values."""
+    best_at_end: bool = free(True)
+    """When a phase ends, take back the best validated state, for the files it hands over. Phase 2 validates what it
+    begins with too, so it never hands over less than phase 1 did."""
     teacher_model: str | None = None
     """A folder of sentence-transformers or transformers, or a model of the Hub (org/name). null: a small random
     network."""

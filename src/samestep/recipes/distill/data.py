@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from samestep import Trained, UserError
+from samestep.core.json_files import read_object
 from samestep.core.paths import expand_home
-from samestep.core.records import read_object
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.data.records.mixture import parse_sources, read_mixture
@@ -36,6 +36,11 @@ class Text(NamedTuple):
 
     text: str
     is_query: bool
+
+
+def texts_of(found: RetrievalSet) -> list[Text]:
+    """Of a retrieval set, queries first."""
+    return [*(Text(text, True) for text in found.queries), *(Text(text, False) for text in found.passages)]
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,13 @@ class DistillData:
     weights: Sequence[float]
     """How often each source is drawn, in proportion."""
     held_out: RetrievalSet
+    """For validation."""
     origins: Sequence[Origin]
     """Where all of it comes from, for the comparison of a resumed run."""
     sentences: Sequence[str] = ()
     """Of all passages, where phase 1 learns them too."""
+    test: RetrievalSet | None = None
+    """What only `samestep evaluate` uses; none of its texts has a number."""
 
     @cached_property
     def texts(self) -> list[Text]:
@@ -105,6 +113,11 @@ class DistillData:
             (self.sentences, False),
         )
         return [Text(text, is_query) for texts, is_query in parts for text in texts]
+
+    @property
+    def digest(self) -> str:
+        """Equal for the same texts in all parts."""
+        return digest_of([*self.texts, *(texts_of(self.test) if self.test else [])])
 
     @property
     def first_passage(self) -> int:
@@ -155,12 +168,15 @@ def load_data(config: DistillConfig) -> DistillData:
     else:
         records, own_set = python_docs()
         read, weights, name = [_spread(records, data.limit)], [1.0], BUILT_IN_TEXT
-    if data.validation is not None:
-        held_out = read_beir(data.validation)
-    elif data.named:
-        read, held_out = hold_out(read, data.validation_fraction, data.validation_queries, config.seed)
-    else:
+    held_out = read_beir(data.validation) if data.validation is not None else None
+    test: RetrievalSet | None = None
+    if data.named:
+        share = data.validation_fraction if held_out is None else 0.0
+        read, chosen, test = hold_out(read, share, data.validation_queries, data.test_fraction, config.seed)
+        held_out = held_out or chosen
+    elif held_out is None:
         held_out = _some_queries(own_set, data.limit)
+    assert held_out is not None
     first, second = config.max_samples_phase1, config.max_samples_phase2
     most = second if config.skip_phase1 else first if config.skip_phase2 else max(first, second)
     read = [records[:count] for records, count in zip(read, share_out(most, list(map(len, read))))]
@@ -168,7 +184,7 @@ def load_data(config: DistillConfig) -> DistillData:
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
     sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
-    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences)
+    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences, test)
 
 
 def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
@@ -185,20 +201,29 @@ def sentences_of(*texts: Sequence[str]) -> list[str]:
 
 
 def hold_out(
-    read: Sequence[Sequence[Record]], fraction: float, most: int, seed: int
-) -> tuple[list[list[Record]], RetrievalSet]:
-    """The records for training, and a retrieval set of a share of the queries with all their records, whose passages
-    are those of these records."""
+    read: Sequence[Sequence[Record]], validation: float, most: int, test: float, seed: int
+) -> tuple[list[list[Record]], RetrievalSet | None, RetrievalSet | None]:
+    """The records for training; and for validation (at most so many queries) and a test shares of the queries with all
+    their records, as retrieval sets, whose passages are those of these records."""
     queries = list(dict.fromkeys(record.query for records in read for record in records))
-    chosen = set(split_records(queries, queries, validation=min(fraction, most / len(queries)), seed=seed).validation)
-    table = TextTable.of([record for records in read for record in records if record.query in chosen])
+    parts = split_records(queries, queries, validation=min(validation, most / len(queries)), test=test, seed=seed)
+    trained = set(parts.train)
+    kept = [[record for record in records if record.query in trained] for records in read]
+    if not all(kept):
+        raise UserError("Give every file of data.train records of several queries; one has none left for training.")
+    every = [record for records in read for record in records]
+    return kept, _retrieval_set(every, set(parts.validation)), _retrieval_set(every, set(parts.test))
+
+
+def _retrieval_set(records: Sequence[Record], queries: Collection[str]) -> RetrievalSet | None:
+    """Of the records of these queries, if there are any."""
+    if not queries:
+        return None
+    table = TextTable.of([record for record in records if record.query in queries])
     relevant: list[dict[int, float]] = [{} for _ in table.queries]
     for row in table.rows:
         relevant[row.query][row.positive] = 1.0
-    kept = [[record for record in records if record.query not in chosen] for records in read]
-    if not all(kept):
-        raise UserError("Give every file of data.train records of several queries; one has none left for training.")
-    return kept, RetrievalSet(table.queries, table.passages, relevant)
+    return RetrievalSet(table.queries, table.passages, relevant)
 
 
 def _spread(values: Sequence[T], limit: int | None) -> list[T]:
@@ -248,7 +273,7 @@ def data_of(trained: Trained) -> DistillData:
     """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
     others, and so would the tokens of a built-in network."""
     data, file = load_data(trained.config), texts_file(trained)
-    if file is not None and read_object(file).get("texts") != digest_of(data.texts):
+    if file is not None and read_object(file).get("texts") != data.digest:
         raise UserError(
             f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
             "version of Python, whose documentation was the data."

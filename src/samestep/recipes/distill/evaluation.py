@@ -22,9 +22,10 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
 from samestep.core.output import print_text
 from samestep.core.pages.tables import Table
+from samestep.data.split import PART_NOTES
 from samestep.parallel.build import materialize
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import DistillData, Text, data_of
+from samestep.recipes.distill.data import DistillData, Text, data_of, texts_of
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, open_models
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
@@ -36,6 +37,7 @@ from samestep.train.learner.initialization import build_fresh
 from samestep.train.trained.batch_inference import compute_dtype, network_of
 from samestep.train.trained.export import ExportOptions
 
+TEST, VALIDATION = "test", "validation"
 RETAINED = "retained"
 """The student's nDCG@10 as a share of that of the teacher's whole vectors."""
 K1 = 0.9
@@ -49,7 +51,7 @@ class EvaluationOptions(CheckedConfig):
 
     beir: Path | None = None
     """A folder in BEIR's format (corpus.jsonl, queries.jsonl, qrels/test.tsv); by default the queries that the run kept
-    for validation."""
+    for a test (data.test_fraction), or else for validation."""
     mteb: str = ""
     """Also run these tasks of MTEB, such as NFCorpus,SciFact; needs the package mteb."""
     teacher: bool = True
@@ -64,7 +66,8 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     """Metrics by model and size, on every rank."""
     config: DistillConfig = trained.config
     data = data_of(trained)
-    held_out = data.held_out if options.beir is None else read_beir(options.beir)
+    part = "" if options.beir else TEST if data.test else VALIDATION
+    held_out = read_beir(options.beir) if options.beir else data.test or data.held_out
     subject = _Subject(trained, options, world, data, open_models(config, data, world), held_out)
     found = compare(subject.models.dims, subject.student(), held_out, subject.teacher() if options.teacher else None)
     if options.untrained:
@@ -76,7 +79,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     counts = {"queries": len(held_out.queries), "passages": len(held_out.passages)}
     tasks = [task for task in options.mteb.split(",") if task]
     mteb = {"mteb": _mteb(trained, tasks, world)} if tasks else {}
-    return {"set": str(options.beir or data.name), **counts, "models": found, **mteb}
+    return {"set": str(options.beir or data.name), "part": part, **counts, "models": found, **mteb}
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,7 @@ class _Subject:
 
     @property
     def texts(self) -> list[Text]:
-        queries = [Text(text, True) for text in self.held_out.queries]
-        return [*queries, *(Text(text, False) for text in self.held_out.passages)]
+        return texts_of(self.held_out)
 
     def student(self) -> Tensor:
         network, compute = network_of(self.trained, MODEL, self.world.device)
@@ -107,7 +109,7 @@ class _Subject:
     def teacher(self) -> Tensor:
         """Cached vectors, if there are some of these texts; refused if they are of another teacher."""
         run = self.trained.run
-        if self.options.beir is None and run and (run.artifacts(TEACHER_STAGE) / VECTORS).is_dir():
+        if self.held_out is self.data.held_out and run and (run.artifacts(TEACHER_STAGE) / VECTORS).is_dir():
             key = vectors_key(self.trained.config, self.data, self.models, self.world)
             key = replace(key, otherwise="put back the teacher that the run was trained with, or use --no-teacher")
             rows = self.trained.read_array_artifact(VECTORS, TEACHER_STAGE, self.world, key)
@@ -183,6 +185,8 @@ def mteb_scores(folder: str | Path, tasks: Sequence[str]) -> dict[str, float]:
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print a table, one row for each model and size."""
     title = f"{trained.source}\n{results['queries']:,} queries, {results['passages']:,} passages of {results['set']}"
+    if results["part"]:
+        title += f"\n{PART_NOTES[results['part']]}"
     metrics = (NDCG, "mrr@10", *(f"recall@{k}" for k in KS), RETAINED, COSINE)
     columns = ("model", "size", "nDCG@10", "MRR@10", *(f"R@{k}" for k in KS), "of teacher", "cosine")
     rows = [

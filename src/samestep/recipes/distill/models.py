@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samestep import Batch, Bucketed, EncoderSource, Mixed, UserError, World, open_encoder, small_encoder
+from samestep import Batch, Bench, Bucketed, EncoderSource, Mixed, UserError, World, open_encoder, small_encoder
+from samestep.core.errors import quoted
 from samestep.models.text_tokenizer import TextTokenizer
 from samestep.models.wide import wide
-from samestep.recipes.distill.config import DistillConfig, ShapeConfig
+from samestep.recipes.distill.config import DistillConfig, ReadingConfig, StudentConfig, TeacherConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, load_data
 
 STUDENT, TEACHER = "", "teacher_"
@@ -49,6 +50,13 @@ class Reading:
         before = {True: self.query_instruction, False: self.passage_instruction}
         return self.tokenizer.encode_all([before[text.is_query] + text.text for text in texts], self.max_length)
 
+    @property
+    def shown(self) -> str:
+        """For the banner."""
+        texts = {"queries": self.query_instruction, "passages": self.passage_instruction}
+        parts = [f"{name} {f'after {before!r}' if before else 'as they are'}" for name, before in texts.items()]
+        return f"{', '.join(parts)}, up to {self.max_length} tokens"
+
 
 @dataclass(frozen=True)
 class Models:
@@ -69,9 +77,9 @@ def open_models(config: DistillConfig, data: DistillData | None, world: World) -
     """The models that a configuration names. Collective, since they may be downloaded. Built-in ones learn their tokens
     from the data; without any, `data` may be None."""
     texts = [text.text for text in data.texts[: min(_TOKENIZER_TEXTS, data.held_out_texts.start)]] if data else []
-    teacher = _open(config.teacher_model, "auto", config.teacher.shape, config.teacher.max_length, texts, world)
-    untrained = _open(config.student_model, "float32", config.student.shape, config.student.max_length, texts, world)
-    student = untrained.with_projection(teacher.dim) if config.use_projection else untrained
+    teacher = _open(config.teacher_model, "auto", config.teacher, "teacher.", texts, world)
+    untrained = _open(config.student_model, "float32", config.student, "student.", texts, world)
+    student = untrained.with_projection(teacher.dim) if config.use_projection else untrained.with_unit_vectors()
     if student.dim > teacher.dim:
         raise UserError(
             f"Set use_projection=true, or take a smaller student: its vectors have {student.dim} numbers, and those of "
@@ -84,25 +92,63 @@ def open_models(config: DistillConfig, data: DistillData | None, world: World) -
             f"{too_large[0]}."
         )
     readings = {
-        STUDENT: _reading(untrained, config.student.max_length, config.student.query_instruction),
-        TEACHER: _reading(teacher, config.teacher.max_length, config.teacher.query_instruction),
+        STUDENT: _reading(untrained, config.student, "student."),
+        TEACHER: _reading(teacher, config.teacher, "teacher."),
     }
     dims = tuple(sorted({student.dim, *config.student.matryoshka_dims}, reverse=True))
     return Models(teacher, untrained, student, readings, dims)
 
 
+def models_of(bench: Bench, data: DistillData) -> Models:
+    """The models of a stage; the banner says how they read. Collective."""
+    config: DistillConfig = bench.config
+    models = open_models(config, data, bench.world)
+    for name, own, who in (("teacher", config.teacher, TEACHER), ("student", config.student, STUDENT)):
+        stated = f", {own.attention} attention" if own.attention else ""
+        stated += ", ends with the end token" if own.append_eos else ""
+        bench.banner[f"{name} reads"] = models.readings[who].shown + stated
+    return models
+
+
 def _open(
-    name: str | None, dtype: str, shape: ShapeConfig, max_length: int, texts: Sequence[str], world: World
+    name: str | None,
+    dtype: str,
+    own: TeacherConfig | StudentConfig,
+    section: str,
+    texts: Sequence[str],
+    world: World,
 ) -> EncoderSource:
-    if name is not None:
-        return open_encoder(name, world=world, dtype=dtype)
-    return small_encoder(texts, **asdict(shape), max_length=max_length)
+    if name is None:
+        return small_encoder(texts, **asdict(own.shape), max_length=own.max_length)
+    return open_encoder(
+        name, world=world, dtype=dtype, attention=own.attention, append_eos=own.append_eos, section=section
+    )
 
 
-def _reading(source: EncoderSource, max_length: int, instruction: str | None) -> Reading:
-    before_query = source.prompt("query") if instruction is None else instruction
-    length = min(max_length, source.max_length)
-    return Reading(source.tokenizer, length, before_query, source.prompt("passage", "document"))
+def _reading(source: EncoderSource, own: TeacherConfig | StudentConfig, section: str) -> Reading:
+    before = [_before(purpose, source, own, section) for purpose in ("query", "passage")]
+    length = min(own.max_length, source.max_length)
+    source.tokenizer.require_room(length, before, f"{section}max_length")
+    return Reading(source.tokenizer, length, *before)
+
+
+def _before(purpose: str, source: EncoderSource, own: ReadingConfig, section: str) -> str:
+    """What stands before a query or a passage: what the settings say, or the folder."""
+    text, name = (getattr(own, f"{purpose}_{kind}") for kind in ("instruction", "prompt_name"))
+    if text is not None:
+        return str(text)
+    setting = f"{section}{purpose}_prompt_name"
+    if name is None:
+        try:
+            return source.prompt(purpose)
+        except UserError as problem:
+            raise UserError(
+                f"Set {setting}, or {section}{purpose}_instruction, which may be '', for {source.folder}: {problem}."
+            ) from None
+    if name not in source.prompts:
+        known = quoted(source.prompts) or "none"
+        raise UserError(f"Set {setting} to a prompt of {source.folder}, which are {known}; {name!r} is not among them.")
+    return source.prompts[name]
 
 
 def student_network(config: DistillConfig) -> nn.Module:

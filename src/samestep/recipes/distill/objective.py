@@ -5,7 +5,8 @@
     cosine_distance  1 - cosine of the two
     info_nce         - log softmax of the positive among all passages of the global batch, at a temperature
     margin_mse       (student's margin of the positive over a negative - teacher's margin)^2, for each negative
-    kl               divergence of the student's distribution over a query's own passages from the teacher's
+    kl               divergence of the student's distribution over a query's own passages from the teacher's, times the
+                     square of the temperature, so that the temperature does not change how large gradients are
     cosent           log(1 + sum of exp((score of b - score of a) / temperature)) over all pairs (a, b) of the global
                      batch of which the teacher scores a higher
 
@@ -72,7 +73,7 @@ class RankObjective(CheckedConfig):
     margin_mse: NotNegative = 0.0
     """Weight of the squared difference between the margins of student and teacher, for each of a record's negatives."""
     kl: NotNegative = 0.0
-    """Weight of the divergence from the teacher's distribution over a record's passages."""
+    """Weight of the divergence from the teacher's distribution over a record's passages, times kl_temperature^2."""
     cosent: NotNegative = 0.0
     """Weight of the order in which the teacher puts all pairs of query and passage of the global batch."""
     temperature: Positive = 0.02
@@ -177,10 +178,10 @@ def margin_mse(student: Tensor, teacher: Tensor, present: Tensor) -> Tensor:
 
 def score_divergence(student: Tensor, teacher: Tensor, present: Tensor, temperature: float) -> Tensor:
     """KL(teacher || student) of the distributions over a query's own passages that are `present`, from scores [rows, 1
-    + negatives]."""
+    + negatives], times the squared temperature."""
     absent = torch.finfo(student.dtype).min
     mine, wanted = (log_softmax((s / temperature).masked_fill(~present, absent), 1) for s in (student, teacher))
-    return policy.kl_divergence(wanted, mine)
+    return policy.kl_divergence(wanted, mine) * temperature**2
 
 
 def cosent(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

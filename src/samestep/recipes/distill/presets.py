@@ -32,7 +32,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "phase2_lr": 1e-3,
         "weight_decay": 0.01,
         "warmup_ratio": 0.1,
-        "best_at_end": True,
     },
     # A student of two layers with random weights learns from a small published teacher: --teacher_model FOLDER. Some
     # minutes on 2 CPU processes.
@@ -49,7 +48,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "phase2_lr": 2e-4,
         "weight_decay": 0.01,
         "warmup_ratio": 0.1,
-        "best_at_end": True,
     },
     # A published 7B retriever into a published student of 110M parameters: --train_data FILE. None of its values sets
     # global_batch_size: --batch_size is for each process, as users of such scripts expect.
@@ -61,7 +59,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.01,
         "warmup_ratio": 0.1,
         "schedule": "linear",
-        "best_at_end": True,
     },
     # Milliseconds a step in float64: cached vectors, a projection, the published losses.
     "verify": _VERIFY,
@@ -82,6 +79,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": {"teacher_margin": 0.1},
     },
 }
+OF_A_FOLDER = ("query_prompt_name", "passage_prompt_name", "attention", "append_eos")
+"""Settings of how a model reads that only make sense for one in a folder."""
+KNOWN_TEACHERS: dict[str, dict[str, Any]] = {
+    "infly/inf-retriever-v1-pro": {"attention": "bidirectional", "append_eos": True},
+}
+"""What the code of published teachers does beyond their stock class, for settings that are left open."""
 NO_EFFECT = (
     only_for_records(lambda c: not c.data.named),
     NoEffect("learning_rate", lambda c: True, "each phase has its own; set phase1_lr and phase2_lr, or leave it out"),
@@ -110,6 +113,11 @@ NO_EFFECT = (
         "data.validation is a set of its own; leave out that (--val_data) or this",
     ),
     NoEffect(
+        "data.test_fraction",
+        lambda c: not c.data.named,
+        "the documentation inside Python has no test part; name records with data.train, or leave it out",
+    ),
+    NoEffect(
         ("teacher.batch_size", "teacher.cache_dtype", "teacher.save_every"),
         lambda c: c.teacher.mode == "live",
         "a live teacher's vectors are not cached; set teacher.mode=cached, or leave it out",
@@ -123,6 +131,16 @@ NO_EFFECT = (
         "student.shape.*",
         lambda c: c.student_model is not None,
         "the student is a model that is named; leave out student_model or this",
+    ),
+    NoEffect(
+        tuple(f"teacher.{name}" for name in OF_A_FOLDER),
+        lambda c: c.teacher_model is None,
+        "the built-in teacher has no folder; name a teacher_model, or leave it out",
+    ),
+    NoEffect(
+        tuple(f"student.{name}" for name in OF_A_FOLDER),
+        lambda c: c.student_model is None,
+        "the built-in student has no folder; name a student_model, or leave it out",
     ),
     NoEffect(
         "mining.*", lambda c: not c.mining.negatives, "no negatives are mined; set mining.negatives, or leave it out"

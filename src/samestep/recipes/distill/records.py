@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep import UserError
+from samestep.core.errors import quoted
 from samestep.data.records.reading import Records, text_fault
 from samestep.data.records.rows import Row
 
@@ -55,7 +56,7 @@ class _Columns:
         numbered = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name.split("_")[1]))
         listed = [name for name in names if name in NEGATIVE]
         if len(listed) + bool(numbered) > 1:
-            raise UserError(f"Keep one kind of negatives in {read.path}; it has {_listed([*listed, *numbered])}.")
+            raise UserError(f"Keep one kind of negatives in {read.path}; it has {quoted([*listed, *numbered])}.")
         read.expect([QUERY, POSITIVE, (*NEGATIVE, *numbered)], lists=[*POSITIVE, *NEGATIVE])
         query, positive = (_only(read, known) for known in (QUERY, POSITIVE))
         return cls(query, positive, [*numbered, *listed])
@@ -67,7 +68,7 @@ def _only(read: Records, known: Sequence[str]) -> str:
     if len(found) != 1:
         read.check()  # a misspelt column says more
         raise UserError(
-            f"Give {read.path} one column of the names {', '.join(known)}; it has {_listed(found or names)}."
+            f"Give {read.path} one column of the names {', '.join(known)}; it has {quoted(found or names)}."
         )
     return found[0]
 
@@ -102,7 +103,3 @@ def _texts(row: Row, column: str, wrong: list[str]) -> list[str]:
     faults = [f"{column!r} {fault}" for text in value if (fault := text_fault(text))]
     wrong += dict.fromkeys(faults)
     return [] if faults else value
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

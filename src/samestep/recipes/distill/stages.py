@@ -6,27 +6,31 @@ The stages are the teacher's vectors (if they are cached), hard negatives (if wa
 from dataclasses import replace
 from pathlib import Path
 
-from samestep import TRAINING_SETTINGS, Stage, UserError
+from samestep import TRAINING_SETTINGS, Bench, Stage, UserError
 from samestep.core.config import dump, flatten
 from samestep.core.paths import expand_home
 from samestep.core.rundir import RunDir
 from samestep.data.order import MixedOrder
-from samestep.kit.dump_settings import dump_config
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import load_data
-from samestep.recipes.distill.exporting import shown_mix, write_artifact_folder
+from samestep.recipes.distill.data import DistillData, load_data
+from samestep.recipes.distill.exporting import best_step, shown_mix, write_artifact_folder
+from samestep.recipes.distill.objective import KL, MARGIN_MSE
+from samestep.recipes.distill.presets import KNOWN_TEACHERS
 from samestep.recipes.distill.task import ALIGN, NDCG, RANK, Align, PhaseTask, Rank
 from samestep.recipes.distill.teacher import MINING_STAGE, TEACHER_STAGE, build_cache, build_mining
+from samestep.train.api.dump import dump_config
 from samestep.train.record.config import named_source
 from samestep.train.record.run_record import RunRecord
 from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 _SAME = (
     *("teacher_model", "student_model", "use_projection", "teacher.shape.", "student.shape.", "student.max_length"),
+    *("student.attention", "student.append_eos"),
     *("data.", "seed", "max_samples_"),
 )
 """Beginnings of settings that make two runs train the same network, with the same tokens, and keep the same queries
 for validation."""
+_TAKE_BEST = "set best_at_end=true, or give --which best to export and evaluate"
 BEST = (f"val/{NDCG}", "max")
 _ONLY_TEACHER = (
     *(*TRAINING_SETTINGS, "init_from", "bucketed", "student_model", "student.*", "use_projection"),
@@ -40,13 +44,28 @@ def resolve_config(config: DistillConfig) -> DistillConfig:
     """The configuration, if its data can be used; with the weights of an earlier phase 1 where that is skipped."""
     if config.mining.negatives and config.teacher.mode == "live":
         raise UserError("Set teacher.mode=cached, or mining.negatives=0: negatives are mined with cached vectors.")
+    known = KNOWN_TEACHERS.get((config.teacher_model or "").partition("@")[0], {})
+    left_open = {name: value for name, value in known.items() if getattr(config.teacher, name) is None}
+    config = replace(config, teacher=replace(config.teacher, **left_open))
     data = load_data(config)
+    _require_negatives(config, data)
     if len(data.sources) > 1:  # refuses weights that are too far apart now, not after the teacher's stage
         MixedOrder([len(rows) for rows in data.sources], data.weights, 1, config.seed)
     if config.skip_phase1 and named_source(config) is None:
         found = earlier_phase_1(config)
         return replace(config, init_from=str(found)) if found else config
     return config
+
+
+def _require_negatives(config: DistillConfig, data: DistillData) -> None:
+    """Refuse losses of negatives where no record has any."""
+    needing = " and ".join(f"rank.{name}" for name in (MARGIN_MSE, KL) if name in config.rank.mix)
+    if config.skip_phase2 or not needing:
+        return
+    if not config.negatives:
+        raise UserError(f"Set negatives to 1 or more: with 0 there is nothing to compare for {needing}.")
+    if not config.mining.negatives and not any(row.negatives for row in data.table.rows):
+        raise UserError(f"Give records negatives, or set mining.negatives: there are none to compare for {needing}.")
 
 
 def earlier_phase_1(config: DistillConfig) -> Path | None:
@@ -84,7 +103,7 @@ def stages(config: DistillConfig) -> list[Stage]:
         start = None if config.skip_phase1 else f"{ALIGN}:best"
         phases.append(Stage(RANK, Rank, config=_rank_config, start=start))
     phases = [replace(phase, validate=PhaseTask.validate, best=BEST) for phase in phases]
-    phases[-1] = replace(phases[-1], finish=write_artifact_folder)
+    phases[-1] = replace(phases[-1], finish=hand_over)
     return [*found, *phases]
 
 
@@ -97,7 +116,19 @@ def _align_config(config: DistillConfig) -> DistillConfig:
 
 
 def _rank_config(config: DistillConfig) -> DistillConfig:
-    return replace(config, learning_rate=config.phase2_lr, epochs=config.phase2_epochs)
+    """It validates what it begins with, so that it never hands over less."""
+    return replace(config, learning_rate=config.phase2_lr, epochs=config.phase2_epochs, validate_at_start=True)
+
+
+def hand_over(task: PhaseTask, bench: Bench) -> None:
+    """What follows the last phase: a word where it found nothing better than what it began with, or ends with less than
+    its best; and the folder of artifacts."""
+    if bench.world.is_main and (best := best_step(bench.rundir, bench.stage)) is not None:
+        if not bench.config.best_at_end and best != bench.progress.step:
+            bench.screen.print(f"the last student is not the best by {BEST[0]}: that is of step {best:,}; {_TAKE_BEST}")
+        elif bench.config.best_at_end and bench.stage == RANK and not best:
+            bench.screen.print(f"phase 2 found nothing better by {BEST[0]}: the student is the one that it began with")
+    write_artifact_folder(task, bench)
 
 
 def describe(config: DistillConfig) -> dict[str, str]:

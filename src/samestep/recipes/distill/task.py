@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, UserError, WholeSet
-from samestep.core.records import write_json
+from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, WholeSet
+from samestep.core.json_files import write_json
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import TEXTS, Origin, digest_of, load_data
+from samestep.recipes.distill.data import TEXTS, Origin, load_data
 from samestep.recipes.distill.models import (
     MODEL,
     STUDENT,
@@ -22,7 +22,7 @@ from samestep.recipes.distill.models import (
     by_length,
     collate_for,
     mixed,
-    open_models,
+    models_of,
     vectors_of,
 )
 from samestep.recipes.distill.objective import (
@@ -57,9 +57,9 @@ class PhaseTask:
         config: DistillConfig = bench.config
         self.bench = bench
         self.data = load_data(config)
-        self.models = open_models(config, self.data, bench.world)
+        self.models = models_of(bench, self.data)
         if bench.world.is_main:
-            known = {"texts": digest_of(self.data.texts), "queries": len(self.data.held_out.queries)}
+            known = {"texts": self.data.digest, "queries": len(self.data.held_out.queries)}
             write_json(bench.artifact(TEXTS), known)
         self.learner = bench.learner(self.models.student.network, name=MODEL)
         self.vectors: CachedVectors | None = None
@@ -146,8 +146,6 @@ class Rank(PhaseTask):
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench, data, self.models) if config.mining.negatives else own
         width = min(config.negatives, max(map(len, negatives)))
-        if not width and (config.rank.margin_mse or config.rank.kl):
-            raise UserError("Give records negatives, or set mining.negatives: rank.margin_mse and rank.kl need some.")
         sources = [
             RecordRows(data, rows, negatives, width, self.readings, self.vectors)
             for rows in data.rows_of_phase(config.max_samples_phase2)

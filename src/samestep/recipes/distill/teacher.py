@@ -19,7 +19,7 @@ from samestep import ArtifactKey, Batch, Bench, Dump, UserError, World
 from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, MiningConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, digest_of, load_data
-from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, open_models, vectors_of
+from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, models_of, vectors_of
 from samestep.recipes.distill.retrieval import rank_by_vectors
 from samestep.train.artifacts.array_rows import ArrayRows
 
@@ -84,7 +84,7 @@ def build_cache(bench: Bench) -> Dump:
     """The stage that computes the vectors of all texts, with all ranks; the longest texts first."""
     config: DistillConfig = bench.config
     data = load_data(config)
-    models = open_models(config, data, bench.world)
+    models = models_of(bench, data)
     readings = {TEACHER: models.readings[TEACHER]}
     teacher = LiveTeacher(bench, models)
     distinct = cached_texts(data.texts)
@@ -106,6 +106,8 @@ def vectors_key(config: DistillConfig, data: DistillData, models: Models, world:
         "query instruction": reading.query_instruction,
         "passage instruction": reading.passage_instruction,
         "length": reading.max_length,
+        "attention": own.attention,
+        "end token": own.append_eos,
         "types": [own.dtype, own.cache_dtype],
         "drawn network": None if models.teacher.folder else {**asdict(own.shape), "seed": config.seed},
     }
@@ -149,7 +151,7 @@ def build_mining(bench: Bench) -> Dump:
     """The stage that finds hard negatives, with all ranks."""
     config: DistillConfig = bench.config
     data = load_data(config)
-    models = open_models(config, data, bench.world)
+    models = models_of(bench, data)
     vectors, first = read_cache(bench, data, models), data.first_passage
     passages = vectors.as_stored(range(first, first + len(data.table.passages))).to(bench.world.device)
     answers: dict[int, set[int]] = defaultdict(set)

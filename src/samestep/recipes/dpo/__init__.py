@@ -6,12 +6,15 @@ proteins     structures.py (PDB files), designs.py (what of them is designed), p
              default_pairs.py (pairs where none are named), protein_family.py (ProteinMPNN)
 texts        text_data.py (records and rows), text_family.py (language models)
 training     task.py (a step, and the reference, cached or live), stages.py (what a run checks, does and leaves)
-sampling     sampling.py (`samestep sample`: sequences for structures, texts after prompts)
+use          sampling.py (`samestep sample`: sequences for structures, texts after prompts), evaluation.py (`samestep
+             evaluate`: the metrics of records that were held back)
 """
 
 from samestep import Alias, Recipe, Verb, World
+from samestep.kit.prompts import generate_texts
 from samestep.recipes.dpo.config import NO_EFFECT, PRESETS, DpoConfig, SampleOptions
-from samestep.recipes.dpo.sampling import generate, show
+from samestep.recipes.dpo.evaluation import EvaluationOptions, evaluate, show_metrics
+from samestep.recipes.dpo.sampling import design, generate, show
 from samestep.recipes.dpo.stages import describe, language_models, open_family, read_pretrained, resolve_config, stages
 from samestep.recipes.dpo.task import POLICY
 
@@ -19,6 +22,7 @@ __all__ = ["DpoConfig", "recipe"]
 
 recipe = Recipe(
     config=DpoConfig,
+    version=2,
     stages=stages,
     presets=PRESETS,
     aliases={
@@ -44,5 +48,8 @@ recipe = Recipe(
     read_pretrained=read_pretrained,
     networks=lambda config: {POLICY: lambda: open_family(config, World.single()).network()},
     language_models=language_models,
+    model_settings={POLICY: "model.name"},
     sample=Verb(generate, SampleOptions, show=show),
+    evaluate=Verb(evaluate, EvaluationOptions, show=show_metrics),
+    methods={"generate": generate_texts, "design": design},
 )

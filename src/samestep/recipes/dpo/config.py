@@ -25,12 +25,24 @@ class DataConfig(RecordsConfig):
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1
     """That share, rounded up, chosen by seed and content."""
-    split_by: Literal["pair", "structure"] = "pair"
-    """What is never in both parts: a pair; or a structure (text: a prompt), with all its pairs."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """A share of the training records for `samestep evaluate` alone, in neither training nor validation; 0: none."""
+    split_by: Literal["auto", "pair", "structure"] = "auto"
+    """What is never in two parts: a pair; or a structure (text: a prompt), with all its pairs. auto: a structure, where
+    there are at least 10 of them and parts are within a fifth of their share."""
     max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing to train on."""
+        super().__post_init__()
+        if self.validation is None and self.validation_fraction + self.test_fraction >= 1:
+            raise UserError(
+                "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left to "
+                f"train on; they are {self.validation_fraction:g} and {self.test_fraction:g}."
+            )
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "family": "protein",
         "model": {"protein": {"hidden": 32, "encoder_layers": 1, "decoder_layers": 1, "neighbours": 12}},
-        "data": {"split_by": "structure", "validation_fraction": 0.2},
+        "data": {"validation_fraction": 0.2},
         "global_batch_size": 16,
         "batch_size": 8,
         "epochs": 10,
@@ -189,7 +201,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_TEXT_VERIFY,
         "reference": "live",
         "bucketed": False,
-        "objective": {"loss_type": "ipo", "length_normalised": True},
+        "objective": {"loss_type": "ipo"},
     },
 }
 
@@ -218,8 +230,18 @@ NO_EFFECT = (
         "only the loss dpo has label smoothing; set objective.loss_type=dpo, or leave it out",
     ),
     NoEffect(
-        ("data.validation_fraction", "data.split_by"),
+        "objective.length_normalised",
+        lambda c: c.objective.loss_type == "ipo",
+        "the loss ipo is by token as it is; leave it out, or set objective.loss_type=ipo_sum for sums",
+    ),
+    NoEffect(
+        "data.validation_fraction",
         lambda c: c.data.validation is not None,
+        "the validation records are a file of their own; leave out data.validation (--val_data) or this",
+    ),
+    NoEffect(
+        "data.split_by",
+        lambda c: c.data.validation is not None and not c.data.test_fraction,
         "the validation records are a file of their own; leave out data.validation (--val_data) or this",
     ),
 )
@@ -244,7 +266,7 @@ class SampleOptions(PromptOptions):
     prompt: str | None = None
     """text: what the model goes on from."""
     prompts: Path | None = None
-    """text: a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    """text: a text file with one prompt per line, or records with a column `prompt` (or `text`)."""
     samples: Count = 1
     """Sequences for each structure, or texts for each prompt."""
 
@@ -257,10 +279,10 @@ class SampleOptions(PromptOptions):
     fixed_chains: str | None = None
     """protein: chains that stand beside them and keep their letters; other chains are left out."""
     mutable_positions: str | None = None
-    """protein: the positions that may change, such as 0,5,6; they count from 0 over the design chains as these are
-    named. By default all may."""
+    """protein: the positions that may change: 0,5,6 counts from 0 over the design chains as these are named, A12,A52A
+    goes by the numbers in the file. By default all may."""
     mutable_ranges: str | None = None
-    """protein: the same as ranges, ends included, such as 3-9,12-20."""
+    """protein: the same as ranges, ends included, such as 3-9,12-20 or A12-A20."""
     output_dir: Path | None = None
     """protein: the folder that gets NAME.json and NAME.fa for each structure; by default designs."""
     chat: bool = False

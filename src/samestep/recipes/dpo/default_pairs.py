@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from samestep import noise
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.recipes.dpo.structures import BACKBONE, import_gemmi, write_on_any_rank
 
 # Bonds in Å and angles in degrees, as peptides have them on average (Engh and Huber).

@@ -1,7 +1,8 @@
 """What is designed in a structure: which chains, and which of their positions may change; and whether sequences fit.
 
 The fields are `chain_id` or `design_chains`, `fixed_chains`, `mutable_positions` and `mutable_ranges` (ends included).
-Positions count from 0 over the residues of the design chains, joined in the order in which these are named.
+Positions count from 0 over the residues of the design chains, joined in the order in which these are named; or they are
+named as in the file, by chain and residue number: A12, A52A.
 """
 
 import re
@@ -14,8 +15,11 @@ import numpy as np
 from samestep import UserError
 from samestep.recipes.dpo.structures import AMINO_ACIDS, LETTERS, UNKNOWN, Chain, Structure
 
-_NUMBER = r"[0-9]{1,18}"
-"""Python refuses to read thousands of digits."""
+_COUNT = r"[0-9]{1,18}"
+"""From 0. Python refuses to read thousands of digits."""
+_NAME = rf"[A-Za-z][A-Za-z0-9]*?-?{_COUNT}[A-Za-z]?"
+"""A chain and a residue's number in the file, which may be below 0 and have an insertion code."""
+_RANGE = rf"\s*({_COUNT}|{_NAME})\s*-\s*({_COUNT}|{_NAME})\s*"
 SEPARATORS = "/:"
 """What may stand between the chains of a sequence."""
 Problems = list[tuple[str, str]]
@@ -69,7 +73,7 @@ class Design:
     def identity(self) -> str:
         """All that makes this design another one, as text."""
         names = [[chain.id for chain in chains] for chains in (self.design_chains, self.fixed_chains)]
-        return f"{self.structure.sha256} {names} {np.flatnonzero(self.mutable).tolist()}"
+        return f"{self.structure.content} {names} {np.flatnonzero(self.mutable).tolist()}"
 
 
 def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
@@ -78,8 +82,7 @@ def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
     design = _design_ids(fields) or [chain_id for chain_id in structure.chain_ids if chain_id not in fixed]
     _check_chains(structure, design, fixed)
     chains = tuple(map(structure.chain, design))
-    mutable = _mutable(fields, sum(map(len, chains)))
-    return Design(structure, chains, tuple(map(structure.chain, fixed)), mutable)
+    return Design(structure, chains, tuple(map(structure.chain, fixed)), _mutable(fields, chains))
 
 
 def check_length(design: Design, most: int) -> None:
@@ -127,58 +130,86 @@ def _check_chains(structure: Structure, design: Sequence[str], fixed: Sequence[s
         raise DesignError("chains", "every chain is fixed; name at least one in design_chains")
 
 
-def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
-    """[size], bool: the positions and the ranges that are named; every position, if neither is."""
+def _mutable(fields: Mapping[str, Any], chains: Sequence[Chain]) -> np.ndarray:
+    """[residues], bool: the positions and the ranges that are named; every position, if neither is."""
+    size = sum(map(len, chains))
     if all(fields.get(name) is None for name in ("mutable_positions", "mutable_ranges")):
         return np.ones(size, dtype=bool)
-    named = [*_positions(fields.get("mutable_positions"))]
-    for start, end in _ranges(fields.get("mutable_ranges")):
+    named = [_position(each, chains) for each in _positions(fields.get("mutable_positions"))]
+    for first, last in _ranges(fields.get("mutable_ranges")):
+        start, end = _position(first, chains), _position(last, chains)
         if start > end:
-            raise DesignError("positions", f"the range {start}-{end} of mutable_ranges ends before it begins")
+            raise DesignError("positions", f"the range {first}-{last} of mutable_ranges ends before it begins")
         named += range(start, end + 1) if start >= 0 and end < size else [start, end]
     outside = sorted({position for position in named if not 0 <= position < size})
     if outside:
         raise DesignError(
             "positions",
             f"mutable position {some_of(outside)} is not in the design chains, whose {size} residues count from 0 to "
-            f"{size - 1}",
+            f"{size - 1}; a residue by its number in the file is written with its chain, such as {chains[0].names[0]}",
         )
     mutable = np.zeros(size, dtype=bool)
     mutable[named] = True
     return mutable
 
 
-def _positions(value: Any) -> list[int]:
-    if isinstance(value, str) and re.fullmatch(rf"\s*{_NUMBER}([,\s]+{_NUMBER})*\s*", value):
-        value = [int(number) for number in re.findall(_NUMBER, value)]
+def _position(place: int | str, chains: Sequence[Chain]) -> int:
+    """Where a residue is in the design chains, joined: as it is, or by its name in the file."""
+    if isinstance(place, int):
+        return place
+    names = [name for chain in chains for name in chain.names]
+    if names.count(place) == 1:
+        return names.index(place)
+    if place in names:
+        raise DesignError("positions", f"{place} is the name of two residues; count them from 0 instead")
+    have = ", ".join(f"{chain.names[0]} to {chain.names[-1]}" for chain in chains)
+    raise DesignError("positions", f"the design chains have no residue {place}; they have {have}")
+
+
+def _positions(value: Any) -> list[int | str]:
+    """[0, 5, "A12"], or text such as "0,5,A12"."""
     if value is None:
         return []
-    if not isinstance(value, list) or not all(map(_is_integer, value)):
-        raise DesignError("positions", "mutable_positions must be a list of whole numbers such as [0, 5, 6]")
-    return value
+    parts = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
+    places = [_place(part) for part in parts] if isinstance(parts, list) else [None]
+    if any(place is None for place in places):
+        raise DesignError(
+            "positions", "mutable_positions must be a list such as [0, 5], or with numbers of the file ['A1', 'A6']"
+        )
+    return [place for place in places if place is not None]
 
 
-def _ranges(value: Any) -> list[tuple[int, int]]:
-    """[[3, 9], [12, 20]], or text such as "3-9,12-20", or a list of such texts."""
+def _place(value: Any) -> int | str | None:
+    """A count from 0, or a residue's name in the file; None if it is neither."""
+    if isinstance(value, str) and re.fullmatch(_COUNT, value):
+        return int(value)
+    is_name = isinstance(value, str) and re.fullmatch(_NAME, value)
+    return value if is_name or (isinstance(value, int) and not isinstance(value, bool)) else None
+
+
+def _ranges(value: Any) -> list[tuple[int | str, int | str]]:
+    """[[3, 9], ["A12", "A20"]], or text such as "3-9,A12-A20", or a list of such texts."""
     if value is None:
         return []
     parts = re.split(r"[,\s]+", value.strip(", \t\n")) if isinstance(value, str) else value
-    if not isinstance(parts, list):
-        parts = [None]
     ranges = []
-    for part in parts:
-        if isinstance(part, str) and (found := re.fullmatch(rf"\s*({_NUMBER})\s*-\s*({_NUMBER})\s*", part)):
-            part = [int(number) for number in found.groups()]
-        if not isinstance(part, list) or len(part) != 2 or not all(map(_is_integer, part)):
+    for part in parts if isinstance(parts, list) else [None]:
+        if isinstance(part, str) and (found := re.fullmatch(_RANGE, part)):
+            part = list(found.groups())
+        first, last = map(_place, part) if isinstance(part, list) and len(part) == 2 else (None, None)
+        if first is None or last is None:
             raise DesignError(
-                "positions", "mutable_ranges must be a list such as [[3, 9], [12, 20]], or text such as '3-9,12-20'"
+                "positions",
+                "mutable_ranges must be a list such as [[3, 9], ['A12', 'A20']], or text such as '3-9,A12-A20'",
             )
-        ranges.append((part[0], part[1]))
+        if type(first) is not type(last):
+            raise DesignError(
+                "positions",
+                f"the range {first}-{last} of mutable_ranges counts one end from 0 and names the other; write both "
+                "alike, such as 3-9 or A12-A20",
+            )
+        ranges.append((first, last))
     return ranges
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def some_of(positions: Sequence[int]) -> str:

@@ -4,18 +4,45 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from samestep import Batch, Lora, UserError, World, pad_rows
+from samestep.data.data_file import DataFile
 from samestep.data.records.reading import Records
+from samestep.data.split import choose_parts, split_records
 from samestep.models.model_files import FilesByPurpose
+from samestep.recipes.dpo.config import DataConfig, DpoConfig
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
 
+Item = TypeVar("Item")
+Origins = Sequence[DataFile | np.ndarray]
 FamilyName = Literal["protein", "text"]
 _COLUMNS: Mapping[str, FamilyName] = {"pdb_file": "protein", "prompt": "text", "chosen": "text", "rejected": "text"}
+
+
+LEAST_SOURCES = 10
+"""Structures, or prompts, from which on these are kept together unless the user says otherwise."""
+
+
+class Keys(NamedTuple):
+    """What a pair is told apart by: equal where two records say the same, whatever their files are."""
+
+    pair: str
+    source: str
+    """Its structure, or its prompt."""
+    preferred: str
+
+
+@dataclass(frozen=True)
+class ReadPairs(Generic[Item]):
+    """The pairs of a file that can be used."""
+
+    pairs: Sequence[Item]
+    origins: Origins
 
 
 class PairRows(Protocol):
@@ -35,10 +62,16 @@ class PairRows(Protocol):
 
 @dataclass(frozen=True)
 class Pairs:
-    """The data of a run, in two parts."""
+    """The data of a run, in parts."""
 
     train: PairRows
     validation: PairRows
+    test: PairRows
+    """For `samestep evaluate` alone; mostly empty."""
+    split_by: Literal["pair", "structure"] | None
+    """What was kept together; None where nothing was split."""
+    about: Sequence[str]
+    """What the user should know of them, in sentences."""
 
 
 class Family(Protocol):
@@ -67,7 +100,7 @@ class Family(Protocol):
 
     @property
     def files(self) -> FilesByPurpose:
-        """What rows and scores follow from beside the weights: the files of a model of transformers."""
+        """The files that rows and scores follow from: weights, and a tokenizer and a configuration beside them."""
 
     @property
     def files_by_default(self) -> bool:
@@ -106,3 +139,79 @@ def family_of(records: Records) -> FamilyName:
         f"Give {records.path} the columns pdb_file, preferred_seq, unpreferred_seq (proteins) or prompt, chosen, "
         f"rejected (texts); it has {', '.join(map(repr, records.columns)) or 'none'}."
     )
+
+
+@dataclass(frozen=True)
+class Division(Generic[Item]):
+    """How the pairs of a family become the parts of a run."""
+
+    keys: Callable[[Item], Keys]
+    rows: Callable[[Sequence[Item], Origins], PairRows]
+    names: tuple[str, str]
+    """What `Keys.source` and `Keys.preferred` are."""
+
+    def __call__(self, config: DpoConfig, given: ReadPairs[Item], other: ReadPairs[Item] | None) -> Pairs:
+        """The parts of the given pairs; validation is a part of them, or the `other` ones that are not among them."""
+        data, keys = config.data, list(map(self.keys, given.pairs))
+        shares = (data.validation_fraction if other is None else 0.0, data.test_fraction)
+        split_by = choose_split(data, keys, shares, config.seed) if any(shares) else None
+        groups = [key.source if split_by == "structure" else key.pair for key in keys]
+        train, validation, test = split_records(
+            given.pairs, groups, validation=shares[0], test=shares[1], seed=config.seed
+        )
+        about = []
+        if other is not None:
+            known = {key.pair for key in keys}
+            validation = [pair for pair in other.pairs if self.keys(pair).pair not in known]
+            if left_out := len(other.pairs) - len(validation):
+                about = [_left_out(data, left_out, len(other.pairs))]
+        parts = {"training": train, "validation": validation, **({"test": test} if test else {})}
+        counts = ", ".join(f"{len(part):,} pairs for {name}" for name, part in parts.items())
+        what = {"pair": "pair", "structure": self.names[0]}
+        about = [counts + (f" (split by {what[split_by]})" if split_by else ""), *about]
+        for name in list(parts)[1:]:
+            about += self._shared(name, parts[name], train, split_by == "pair")
+        held_out = self.rows(validation, (other or given).origins)
+        return Pairs(self.rows(train, given.origins), held_out, self.rows(test, given.origins), split_by, about)
+
+    def _shared(self, part: str, pairs: Sequence[Item], train: Sequence[Item], is_by_pair: bool) -> list[str]:
+        """What the accuracy of a part means, if training has seen structures or preferred sequences of it."""
+        trained = list(map(self.keys, train))
+        sources, preferred = {key.source for key in trained}, {key.preferred for key in trained}
+        held_out = list(map(self.keys, pairs))
+        shared = [sum(key.source in sources for key in held_out), sum(key.preferred in preferred for key in held_out)]
+        if not any(shared):
+            return []
+        counted = " and ".join(f"the {name} of {count:,}" for count, name in zip(shared, self.names) if count)
+        accuracy = "val/accuracy" if part == "validation" else "accuracy"
+        apart = len(sources) > 1 and shared[0] and is_by_pair
+        return [
+            f"of {len(pairs):,} pairs for {part}, training has {counted}: for these, {accuracy} says what was "
+            "remembered, not how well new ones are told apart"
+            + (f"; data.split_by=structure keeps each {self.names[0]} in one part" if apart else "")
+        ]
+
+
+def choose_split(
+    data: DataConfig, keys: Sequence[Keys], shares: tuple[float, float], seed: int
+) -> Literal["pair", "structure"]:
+    """What stays together. By itself a structure, if there are enough for parts of about the size that is asked for:
+    within a fifth of it, or one record."""
+    if data.split_by != "auto":
+        return data.split_by
+    sources = [key.source for key in keys]
+    if len(set(sources)) < LEAST_SOURCES:
+        return "pair"
+    sizes = np.bincount(choose_parts(sources, *shares, seed), minlength=3)[1:]
+    wanted = [share * len(sources) for share in shares]
+    is_near = all(abs(size - number) <= max(1, number / 5) for size, number in zip(sizes.tolist(), wanted))
+    return "structure" if is_near else "pair"
+
+
+def _left_out(data: DataConfig, left_out: int, count: int) -> str:
+    if left_out == count:
+        raise UserError(
+            f"Give validation records that are not for training too: all {count:,} of {data.validation} are in "
+            f"{data.train}. Or leave out data.validation (--val_data), for a share of the training records."
+        )
+    return f"{left_out:,} of {count:,} records of {data.validation} are in {data.train} too, and left out of validation"

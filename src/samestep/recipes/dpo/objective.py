@@ -4,7 +4,8 @@
     margin     log-ratio of the preferred sequence - log-ratio of the other
     dpo        - log sigmoid(beta x margin); with label smoothing e, a pair counts as turned around with probability e
                (conservative DPO)
-    ipo        (margin - 1 / (2 beta))^2
+    ipo        (margin - 1 / (2 beta))^2, by scored token: what the authors of IPO trained with, and TRL does
+    ipo_sum    the same with log-ratios of whole sequences, so that it grows with the square of their length
     hinge      max(0, 1 - beta x margin)
 
 All functions are of sums per row, as a learner takes them.
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from samestep import policy
+from samestep import UserError, policy
 from samestep.core.config.bounds import Bounds, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
@@ -34,18 +35,29 @@ _ROUNDING = 1e-6
 class Objective(CheckedConfig):
     """How a policy is trained with pairs."""
 
-    loss_type: Literal["dpo", "ipo", "hinge"] = "dpo"
-    """dpo, ipo or hinge."""
+    loss_type: Literal["dpo", "ipo", "ipo_sum", "hinge"] = "dpo"
+    """dpo, hinge, ipo (log-ratios are means over tokens) or ipo_sum (they are sums)."""
     beta: Positive = 0.1
     """How closely the policy stays with the reference: the larger, the closer."""
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
     """dpo: the share of pairs that are taken to be the wrong way around (conservative DPO)."""
     length_normalised: bool = False
-    """Divide log-probabilities by the number of scored tokens or residues."""
+    """Divide log-probabilities by the number of scored tokens or residues; ipo always does."""
     sft_coef: NotNegative = 0.0
     """Coefficient of the negative log-likelihood of the preferred sequences, per token or residue."""
     diversity_lambda: NotNegative = 0.0
     """protein: coefficient of how alike sampled sequences are; 0: none are sampled."""
+
+    def __post_init__(self) -> None:
+        """Refuse one loss under the name of the other."""
+        super().__post_init__()
+        if self.loss_type == "ipo_sum" and self.length_normalised:
+            raise UserError("Set objective.loss_type=ipo, which is ipo_sum by token; or leave out length_normalised.")
+
+    @property
+    def is_by_token(self) -> bool:
+        """Whether log-ratios are means over tokens or residues."""
+        return self.length_normalised or self.loss_type == "ipo"
 
     @property
     def mix(self) -> dict[str, float]:
@@ -75,7 +87,7 @@ class PairScores:
 
 def preference_loss(objective: Objective, margin: Tensor) -> Tensor:
     """The loss of each row, for the margins [rows]."""
-    if objective.loss_type == "ipo":
+    if objective.loss_type in ("ipo", "ipo_sum"):
         return (margin - 1 / (2 * objective.beta)).square()
     scaled = objective.beta * margin
     if objective.loss_type == "hinge":
@@ -94,7 +106,7 @@ def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs
     own = scores.log_probs
     apart = torch.stack([own.chosen - reference.chosen, own.rejected - reference.rejected])
     log_ratio = apart
-    if objective.length_normalised:
+    if objective.is_by_token:
         log_ratio = apart / torch.stack([scores.chosen_size, scores.rejected_size]).clamp(min=1)
     margin = log_ratio[0] - log_ratio[1]
     # Of a policy that is still its reference, the sign of the margin is that of rounding: neither is preferred.

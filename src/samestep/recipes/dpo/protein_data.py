@@ -8,11 +8,11 @@ A path is looked for in the folder of the records, then in the working directory
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from torch import Tensor
 from samestep import UserError
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
-from samestep.data.records.reading import Records
-from samestep.data.split import split_records
+from samestep.data.records.reading import Records, is_near
 from samestep.recipes.dpo.designs import (
     SEPARATORS,
     Design,
@@ -33,11 +32,17 @@ from samestep.recipes.dpo.designs import (
     choose_design,
     pair_problems,
 )
-from samestep.recipes.dpo.structures import LETTERS, UNKNOWN, Structure, read_structure
+from samestep.recipes.dpo.families import Division, Keys, Origins, ReadPairs
+from samestep.recipes.dpo.structures import LETTERS, UNKNOWN, Chain, Structure, read_structure
 
 SEQUENCES = ("preferred_seq", "unpreferred_seq")
 REQUIRED = ("pdb_file", *SEQUENCES)
 OPTIONAL = ("chain_id", "design_chains", "fixed_chains", "mutable_positions", "mutable_ranges")
+_NOT_OURS = {
+    "fixed_positions": ("mutable_positions", "mutable_ranges"),
+    "chains": ("design_chains", "chain_id"),
+}
+"""Fields that other programs have, or nearly these names, and which of ours say the same or its opposite."""
 CHAIN_STEP = 100
 """How far the residue numbers of a chain lie behind those of the chain before it."""
 _NUMBERS = {letter: number for number, letter in enumerate(LETTERS)}
@@ -75,17 +80,9 @@ class ProteinPair:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class ProteinRecords:
-    """The records that can be trained on."""
-
-    files: Sequence[DataFile]
-    pairs: tuple[ProteinPair, ...]
-
-
 def read_pairs(
     records: Records, max_length: int, skip_invalid: bool = False, cache: Path | None = None
-) -> ProteinRecords:
+) -> ReadPairs[ProteinPair]:
     """Check every record; the same on every rank. A record's chains may have `max_length` residues together; parsed
     structures are kept in the folder `cache`."""
     records.expect((*REQUIRED, *OPTIONAL), lists=OPTIONAL)
@@ -98,7 +95,7 @@ def read_pairs(
             records.refuse(row, text, about)
         pairs += [pair] if pair and not found else []
     records.check(skip_invalid)
-    return ProteinRecords(records.origins(), tuple(pairs))
+    return ReadPairs(pairs, records.origins())
 
 
 class _Reader:
@@ -107,9 +104,11 @@ class _Reader:
     def __init__(self, folder: Path, max_length: int, cache: Path | None) -> None:
         self._folder, self._max_length, self._cache = folder, max_length, cache
         self._structures: dict[Path, Structure | str] = {}
+        self._chains: dict[Hashable, tuple[Chain, ...]] = {}
 
     def pair(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
         """The pair of a record; what is wrong with it is added to `found`."""
+        found += _fields_of_others(value)
         texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
         try:
             file = self._file(value.get("pdb_file"))
@@ -146,13 +145,30 @@ class _Reader:
         file = file.resolve()
         if file not in self._structures:
             try:
-                self._structures[file] = read_structure(file, self._cache)
+                self._structures[file] = self._kept_once(read_structure(file, self._cache))
             except UserError as problem:
                 self._structures[file] = str(problem).rstrip(".")
         found = self._structures[file]
         if isinstance(found, str):
             raise DesignError("structure", found)
         return found
+
+    def _kept_once(self, structure: Structure) -> Structure:
+        """The structure, with the chains of one that is the same but for its file."""
+        named = tuple(chain.names for chain in structure.chains)  # their order and numbers are no part of the content
+        return replace(structure, chains=self._chains.setdefault((structure.content, named), structure.chains))
+
+
+def _fields_of_others(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fields that other programs read, where ours do not say it: what is wrong with them."""
+    for name in (name for name, value in record.items() if value and name not in (*REQUIRED, *OPTIONAL)):
+        for theirs, ours in _NOT_OURS.items():
+            if is_near(name, theirs) and not any(map(record.get, ours)):
+                instead = f"write {ours[0]!r}, or set data.columns.{ours[0]}={name}"
+                if theirs == "fixed_positions":
+                    instead = f"name the positions that may change, in {' or '.join(map(repr, ours))}"
+                yield "columns", f"the column {name!r} is not known; {instead}"
+                break
 
 
 def _nothing_scored(design: Design) -> str:
@@ -164,23 +180,13 @@ def _nothing_scored(design: Design) -> str:
     )
 
 
-def split_pairs(
-    pairs: Sequence[ProteinPair], fraction: float, seed: int, by: Literal["pair", "structure"]
-) -> tuple[list[ProteinPair], list[ProteinPair]]:
-    """Pairs for training and for validation, each in the order of the file. Equal records stay together, and by
-    structure so do all records whose structure files have the same content."""
-    groups = [pair.identity() if by == "pair" else pair.design.structure.sha256 for pair in pairs]
-    parts = split_records(pairs, groups, validation=fraction, seed=seed)
-    return parts.train, parts.validation
-
-
 class ProteinRows:
     """Pairs by index, as a feed reads them. Decoding orders follow from `record`, a number of their own."""
 
-    def __init__(self, pairs: Sequence[ProteinPair], records_files: Sequence[DataFile]) -> None:
+    def __init__(self, pairs: Sequence[ProteinPair], records_files: Origins) -> None:
         self.pairs = list(pairs)
         self.lengths = [pair.design.length for pair in self.pairs]
-        self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs])
+        self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs], dtype=torch.int64)
         self._records_files = records_files
         self._kept: dict[int, dict[str, Tensor]] = {}
 
@@ -199,10 +205,17 @@ class ProteinRows:
             self._kept[index] = row
         return dict(row)
 
-    def origins(self) -> list[DataFile]:
+    def origins(self) -> Origins:
         """The files of the records and all structure files."""
         files = {pair.file.resolve(): pair.design.structure.sha256 for pair in self.pairs}
         return [*self._records_files, *(DataFile(file, sha256=sha256) for file, sha256 in sorted(files.items()))]
+
+
+divide_proteins = Division(
+    lambda pair: Keys(pair.identity(), pair.design.structure.content, pair.preferred),
+    ProteinRows,
+    ("structure", "preferred sequence"),
+)
 
 
 def design_row(design: Design) -> dict[str, Tensor]:

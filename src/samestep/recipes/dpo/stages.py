@@ -37,7 +37,8 @@ def resolve_config(config: DpoConfig) -> DpoConfig:
     _check_settings(config)
     _check_family(config)
     if _is_at_hand(config):
-        open_family(config, World.single()).pairs()
+        found = open_family(config, World.single()).pairs().split_by
+        config = replace(config, data=replace(config.data, split_by=found or config.data.split_by))
     return config
 
 
@@ -99,11 +100,22 @@ def describe(config: DpoConfig) -> dict[str, str]:
     added = "".join(f", {name} {value:g}" for name, value in more.items() if value)
     return {
         "dataset": config.data.train or "pairs that come with the recipe",
+        **_split(config),
         "model": f"{config.model.name or 'built-in'} ({config.family})"
         + (f", LoRA of rank {config.model.lora_rank}" if config.family == "text" and config.model.lora_rank else ""),
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,
     }
+
+
+def _split(config: DpoConfig) -> dict[str, str]:
+    """How records are split, if they are."""
+    data = config.data
+    if data.validation is not None and not data.test_fraction:
+        return {}
+    source = "structure" if config.family == "protein" else "prompt"
+    names = {"auto": f"by {source} if there are enough", "structure": f"by {source}", "pair": "by pair"}
+    return {"split": names[data.split_by]}
 
 
 def language_models(config: DpoConfig) -> dict[str, Callable[[World], LanguageModel]]:

@@ -4,7 +4,7 @@
   left out, and of several models the first is read.
 - A residue that lacks one of the four backbone atoms is not resolved: its coordinates are 0.
 - Of alternate locations one conformer is taken for the whole residue: the one with most backbone atoms, then with the
-  highest occupancy, then the first by letter.
+  highest occupancy, then the first by letter. The published program takes each atom from the first line that has it.
 - A modified residue has the letter of its parent (MSE is M). Where that is none of the 20, the letter is X.
 - Chains and residues are numbered as in the PDB file (mmCIF: the author's names), so both formats give the same.
 
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from samestep import UserError
-from samestep.core.records import atomic_file
+from samestep.core.json_files import atomic_file
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -41,7 +42,7 @@ _NO_LETTER = "\0"
 MOST_BYTES = 128 << 20
 """Of a file when it is unpacked: more than a million atoms."""
 _WANTED = "Give a PDB or mmCIF file, gzipped or not"
-_VERSION = 1
+_VERSION = 2
 """Counts up whenever a file would be parsed differently."""
 _DIGEST = hashlib.sha256().digest_size
 
@@ -58,9 +59,16 @@ class Chain:
     """[residues], bool: whether a residue has all four."""
     residue_index: np.ndarray
     """[residues], int64: from 0, one more for each residue, and for each number that the file leaves out."""
+    numbers: tuple[str, ...]
+    """The residues' numbers in the file, with insertion codes: 52, 52A."""
 
     def __len__(self) -> int:
         return len(self.letters)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The residues' names, chain and number: A52, A52A."""
+        return tuple(f"{self.id}{number}" for number in self.numbers)
 
     @property
     def known(self) -> np.ndarray:
@@ -74,6 +82,17 @@ class Structure:
 
     chains: tuple[Chain, ...]
     sha256: str
+
+    @cached_property
+    def content(self) -> str:
+        """A hash of what was read of the file, however it is packed and whatever else it says: equal where a network
+        cannot tell two files apart. Numbers of residues count by their steps alone."""
+        digest = hashlib.sha256()
+        for chain in sorted(self.chains, key=lambda chain: chain.id):
+            digest.update(json.dumps([chain.id, chain.letters]).encode())
+            for array in (chain.coordinates + 0.0, chain.resolved, chain.residue_index):  # -0.0 becomes 0.0
+                digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def chain(self, chain_id: str) -> Chain:
         """The chain with this name, which must be there."""
@@ -121,7 +140,7 @@ def _kept_chains(path: Path) -> tuple[Chain, ...] | None:
 
 def _packed(chains: tuple[Chain, ...]) -> bytes:
     """Chains as bytes: a hash, then safetensors."""
-    text = json.dumps([[chain.id, chain.letters] for chain in chains]).encode()
+    text = json.dumps([[chain.id, chain.letters, chain.numbers] for chain in chains]).encode()
     arrays = {
         "text": np.frombuffer(text, dtype=np.uint8),
         "coordinates": np.concatenate([chain.coordinates for chain in chains]),
@@ -135,9 +154,12 @@ def _packed(chains: tuple[Chain, ...]) -> bytes:
 def _chains_of(content: bytes) -> tuple[Chain, ...]:
     arrays = load(content)
     names = json.loads(arrays["text"].tobytes())
-    edges = np.cumsum([len(letters) for _, letters in names])[:-1]
+    edges = np.cumsum([len(letters) for _, letters, _ in names])[:-1]
     columns = (np.split(arrays[name], edges) for name in ("coordinates", "resolved", "residue_index"))
-    return tuple(Chain(*name, *parts) for name, *parts in zip(names, *columns))
+    return tuple(
+        Chain(chain_id, letters, coordinates, resolved, residue_index, tuple(numbers))
+        for (chain_id, letters, numbers), coordinates, resolved, residue_index in zip(names, *columns)
+    )
 
 
 def parse_chains(content: bytes, name: str) -> tuple[Chain, ...]:
@@ -249,8 +271,9 @@ def _chain(chain: Any, residues: Sequence[Any], name: str) -> Chain:
         if len(atoms) == len(BACKBONE):
             coordinates[position], resolved[position] = places, True
     letters = "".join(_letter(residue.name) for residue, _ in conformers)
-    numbers = [residue.seqid.num for residue, _ in conformers]
-    return Chain(chain.name, letters, coordinates, resolved, _residue_index(numbers))
+    places_in_file = [residue.seqid for residue, _ in conformers]
+    index = _residue_index([place.num for place in places_in_file])
+    return Chain(chain.name, letters, coordinates, resolved, index, tuple(map(str, places_in_file)))
 
 
 def _by_number(residues: Sequence[Any], chain: str, name: str) -> Iterator[list[Any]]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import DPO, SAMPLED, SFT, Objective, PairLogProbs, first_loss, pair_terms
 from samestep.train.artifacts.array_rows import ArrayRows
+from samestep.train.learner.frozen import Frozen
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.record.config import named_source
+from samestep.train.record.run_record import run_path
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +58,12 @@ class Preferences(Fit):
             bench.feed(train, order=order, collate=collate, count=family.count),
             partial(_loss, objective, family, reference),
             validation=bench.evaluation_feed(validation, collate=collate, count=family.count),
-            derive=partial(_with_loss, objective),
+            derive=partial(with_loss, objective),
         )
         self.family = family
         self._bench, self._objective = bench, objective
         self._draws = bench.draws("dpo/diversity") if objective.diversity_lambda else None
-        bench.screen.print(f"{len(train):,} pairs for training, {len(validation):,} pairs for validation")
+        self._say("\n".join(pairs.about))
 
     def step(self, tick: Tick) -> Metrics:
         batches = self.feed[tick.step]
@@ -84,14 +87,17 @@ class Preferences(Fit):
         lines = []
         for name, kind in (("chosen", "preferred"), ("rejected", "other")):
             policy, log_ratio = found[f"{name}_log_prob"], found[f"{name}_reward"] / objective.beta
-            per = " per token" if objective.length_normalised else ""
+            per = " per token" if objective.is_by_token else ""
             lines.append(
                 f"the {kind} sequences have log-probability {policy:.4f}, {log_ratio:+.2e} from the reference{per}"
             )
         wanted = first_loss(objective)
         known = "ln 2" if math.isclose(wanted, math.log(2)) else f"{wanted:.6f}"
         lines.append(f"loss {found[DPO]:.6f} ({found[DPO] - wanted:+.1e} from {known})")
-        text = "first batch: " + "\n             ".join(lines)
+        self._say("first batch: " + "\n             ".join(lines))
+
+    def _say(self, text: str) -> None:
+        """On the screen, and in the run's log."""
         if self._bench.world.is_main:
             logger.info(text)
         self._bench.screen.print(text)
@@ -104,7 +110,7 @@ def _loss(
     return pair_terms(objective, family.scores(network, batch), before)
 
 
-def _with_loss(objective: Objective, found: dict[str, float]) -> dict[str, float]:
+def with_loss(objective: Objective, found: dict[str, float]) -> dict[str, float]:
     """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences.
 
     The first ones are shown on the screen.
@@ -158,7 +164,7 @@ def build_dump(bench: Bench, family: Family) -> Dump:
     # Of the policy's name, so that weights that are drawn from the seed are the same.
     source = named_source(config) or family.first_weights
     network = bench.frozen(family.network, name=POLICY, source=source, shard=is_sharded)
-    key = reference_key(bench, family, rows, network.weights_hash())
+    key = reference_key(bench, family, rows, network)
 
     def compute(batch: Batch) -> dict[str, Tensor]:
         with network.inference() as module:
@@ -170,9 +176,11 @@ def build_dump(bench: Bench, family: Family) -> Dump:
     return Dump(feed, compute, bench.array_artifact(REFERENCE, len(rows), fields, key))
 
 
-def reference_key(bench: Bench, family: Family, rows: AllRows, weights: str | None) -> ArtifactKey:
+def reference_key(
+    bench: Bench, family: Family, rows: AllRows, network: Learner | Frozen, *, with_weights: bool = True
+) -> ArtifactKey:
     """All that cached log-probabilities follow from: every row, with what of it is scored, how, and the network.
-    Without a hash its weights are not compared. Collective."""
+    Collective."""
     config: DpoConfig = bench.config
     digest = hashlib.sha256()
     for number in range(len(rows)):
@@ -181,19 +189,27 @@ def reference_key(bench: Bench, family: Family, rows: AllRows, weights: str | No
             digest.update(value.numpy().tobytes())
     how = {"temperature": config.temperature, "decoding order": config.decoding_order, "seed": config.seed}
     values = {"pairs": digest.hexdigest(), **how, "network": asdict(family.shape)}
+    files = dict(family.files)
+    named = named_source(config)
+    if named is not None:  # a run has many files of weights, and goes by what is read of them
+        path = Path(run_path(named, config.out))
+        files["weights"] = {path.name: path} if path.is_file() else {}
+    if not (with_weights and files.get("weights")):
+        files.pop("weights", None)
+        values |= {"weights": network.weights_hash()} if with_weights else {}
     return ArtifactKey.make(
         bench.world,
         "the cached log-probabilities of the reference",
-        values=values if weights is None else {**values, "weights": weights},
-        files=family.files,
+        values=values,
+        files=files,
         otherwise="start a new run that computes them, or use reference=live",
     )
 
 
 def read_cached(bench: Bench, family: Family, pairs: Pairs, policy: Learner) -> tuple[WithReference, WithReference]:
     """The rows for training and for validation, with what the stage before left. Collective."""
-    weights = None if bench.resumed else policy.weights_hash()  # a resumed policy has moved on
-    key = reference_key(bench, family, AllRows(pairs), weights)
+    # The policy of a resumed run has moved on from its first weights, whose files may be gone.
+    key = reference_key(bench, family, AllRows(pairs), policy, with_weights=not bench.resumed)
     found, first = bench.read_array_artifact(REFERENCE, REFERENCE, key), len(pairs.train)
     return WithReference(pairs.train, found, 0), WithReference(pairs.validation, found, first)
 

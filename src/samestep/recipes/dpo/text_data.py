@@ -1,18 +1,18 @@
 """Pairs of texts: records `prompt, chosen, rejected`, each a text or a chat; and their rows of tokens."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from samestep import UserError, noise
-from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.data.records.reading import text_fault
+from samestep.recipes.dpo.families import Division, Keys, Origins
 
 COLUMNS = ("prompt", "chosen", "rejected")
 Chat = tuple[Mapping[str, Any], ...]
@@ -37,6 +37,20 @@ class PairTokens(NamedTuple):
     prompt: list[int]
     chosen: list[int]
     rejected: list[int]
+
+
+class ReadText(NamedTuple):
+    """A pair of a file, also as tokens."""
+
+    number: int
+    """Its own in all of the run's data."""
+    pair: TextPair
+    tokens: PairTokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longer completion, with the prompt."""
+        return len(self.tokens.prompt) + max(len(self.tokens.chosen), len(self.tokens.rejected))
 
 
 def read_pair(record: Mapping[str, Any]) -> TextPair:
@@ -99,21 +113,29 @@ def _with_typos(text: str, number: int) -> str:
 class TextRows:
     """Pairs as tokens."""
 
-    def __init__(self, pairs: Sequence[tuple[int, PairTokens]], origins: Sequence[DataFile | np.ndarray]) -> None:
-        """`pairs` have their numbers in all of the run's data."""
+    def __init__(self, pairs: Sequence[ReadText], origins: Origins) -> None:
         self._pairs, self._origins = pairs, origins
-        self.lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for _, pair in pairs]
+        self.lengths = [pair.length for pair in pairs]
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        record, pair = self._pairs[index]
-        row = {"record": torch.tensor(record)}
-        for name, tokens in zip(COLUMNS, pair):
+        pair = self._pairs[index]
+        row = {"record": torch.tensor(pair.number)}
+        for name, tokens in zip(COLUMNS, pair.tokens):
             row[name] = torch.tensor(tokens)
             row[f"is_{name}"] = torch.ones(len(tokens), dtype=torch.bool)
         return row
 
-    def origins(self) -> Sequence[DataFile | np.ndarray]:
+    def origins(self) -> Origins:
         return self._origins
+
+
+def _keys(read: ReadText) -> Keys:
+    pair = read.pair
+    prompt, chosen, rejected = (json.dumps(text, sort_keys=True) for text in (pair.prompt, pair.chosen, pair.rejected))
+    return Keys(f"{prompt} {chosen} {rejected}", prompt, chosen)
+
+
+divide_texts = Division(_keys, TextRows, ("prompt", "preferred completion"))

@@ -1,7 +1,6 @@
 """Language models: the network, what turns pairs of texts into tokens, and how likely it finds them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -11,16 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
 from samestep import Batch, LanguageModel, World, completion_log_probs, open_language_model
-from samestep.core.records import atomic_file
-from samestep.data.data_file import DataFile
-from samestep.data.split import split_records
+from samestep.core.json_files import atomic_file
 from samestep.kit.language_model import without_dropout
 from samestep.models.log_probs import check_padding_free
 from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
-from samestep.recipes.dpo.families import Pairs
+from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, TextPair, TextRows, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, ReadText, TextPair, divide_texts, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws
 
 
@@ -40,18 +37,6 @@ def encode_pair(model: LanguageModel, pair: TextPair) -> PairTokens:
     return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
 
 
-@dataclass(frozen=True)
-class _ReadTexts:
-    """The pairs of a file that are used, also as tokens."""
-
-    pairs: Sequence[tuple[TextPair, PairTokens]]
-    origins: Sequence[DataFile | np.ndarray]
-
-    def rows(self, first: int) -> TextRows:
-        """All of them, numbered from `first`."""
-        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origins)
-
-
 class TextFamily:
     """Language models."""
 
@@ -63,9 +48,7 @@ class TextFamily:
         self._config = config
         self._model = open_text_model(config.model, world)
         self.shape = config.model.text
-        self.files: FilesByPurpose = {  # its weights are compared where they are in memory anyway
-            purpose: files for purpose, files in self._model.files.items() if purpose != "weights"
-        }
+        self.files: FilesByPurpose = self._model.files
         self.pad: Mapping[str, float] = dict.fromkeys(COLUMNS, self._model.pad) | {
             f"is_{name}": False for name in COLUMNS
         }
@@ -82,30 +65,22 @@ class TextFamily:
         """Records of files, or sentences of Python's help."""
         data = self._config.data
         read = self._read(data.train) if data.train is not None else self._read_pydoc()
-        if data.validation is None:
-            return Pairs(*self._split(read))
-        held_out = self._read(data.validation)
-        return Pairs(read.rows(0), held_out.rows(len(read.pairs)))
+        other = self._read(data.validation, len(read.pairs)) if data.validation is not None else None
+        return divide_texts(self._config, read, other)
 
-    def _split(self, read: _ReadTexts) -> tuple[TextRows, TextRows]:
-        """Equal records stay together, and by prompt so do all records with the same prompt."""
-        data = self._config.data
-        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair, _ in read.pairs]
-        numbered = [(number, tokens) for number, (_, tokens) in enumerate(read.pairs)]
-        parts = split_records(numbered, groups, validation=data.validation_fraction, seed=self._config.seed)
-        return TextRows(parts.train, read.origins), TextRows(parts.validation, read.origins)
-
-    def _read_pydoc(self) -> _ReadTexts:
+    def _read_pydoc(self) -> ReadPairs[ReadText]:
         encoded = [(pair, encode_pair(self._model, pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
         fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
         content = repr([pair for pair, _ in fitting]).encode("utf-8")
-        return _ReadTexts(fitting, [np.frombuffer(content, dtype=np.uint8)])
+        texts = [ReadText(number, *read) for number, read in enumerate(fitting)]
+        return ReadPairs(texts, [np.frombuffer(content, dtype=np.uint8)])
 
-    def _read(self, path: str) -> _ReadTexts:
+    def _read(self, path: str, first: int = 0) -> ReadPairs[ReadText]:
+        """The pairs of a file, numbered from `first`."""
         data = self._config.data
         records = data.records(path, data.limit)
         records.expect(COLUMNS, lists=COLUMNS)
-        pairs = []
+        texts: list[ReadText] = []
         for row in records.rows:
             with records.refusing(row):
                 pair = read_pair(row.values)
@@ -113,9 +88,9 @@ class TextFamily:
                 if about := self._fault(tokens):
                     records.refuse(row, about[1], about[0])
                 else:
-                    pairs.append((pair, tokens))
+                    texts.append(ReadText(first + len(texts), pair, tokens))
         records.check(data.skip_invalid)
-        return _ReadTexts(pairs, records.origins())
+        return ReadPairs(texts, records.origins())
 
     def _fault(self, pair: PairTokens) -> tuple[str, str] | None:
         """Why a pair cannot be trained on: in a word, and in a sentence."""

@@ -17,6 +17,7 @@ resumes from.
 
 from samestep import Alias, GenerationConfig, Recipe, Verb
 from samestep.core.config import paths_of
+from samestep.kit.prompts import generate_texts
 from samestep.recipes.gan.compare import CompareOptions, compare
 from samestep.recipes.gan.comparison_results import show_comparison
 from samestep.recipes.gan.config import NO_EFFECT, PRESETS, GanConfig, resolve_config
@@ -31,6 +32,7 @@ _WRITING = {name: f"writing.{name}" for name in paths_of(GenerationConfig)}
 
 recipe = Recipe(
     config=GanConfig,
+    version=2,
     stages=stages,
     presets=PRESETS,
     aliases={
@@ -54,6 +56,8 @@ recipe = Recipe(
     describe=describe,
     networks=build_networks,
     language_models=language_models,
+    model_settings={"generator": "generator.model", "judge": "judge.model"},
     sample=Verb(generate, SampleOptions, aliases=_WRITING),
+    methods={"generate": generate_texts},
     evaluate=Verb(compare, CompareOptions, aliases=_WRITING, show=show_comparison, second="against"),
 )

@@ -14,8 +14,8 @@ import torch
 from samestep import Trained, UserError, World, noise
 from samestep.core.config.bounds import Count, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.json_files import Json, write_atomically
 from samestep.core.paths import check_new_file
-from samestep.core.records import Json, write_atomically
 from samestep.recipes.gan.comparison_judges import (
     ComparisonJudge,
     EndpointJudge,
@@ -27,13 +27,14 @@ from samestep.recipes.gan.comparison_judges import (
 )
 from samestep.recipes.gan.comparison_results import Verdict, comparison_page, decide, question_results, without_judge
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.data import DataConfig, Record, Texts, load
+from samestep.recipes.gan.data import DataConfig, Record, Texts, count_repeated, load
 from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
 from samestep.recipes.gan.evaluation import text_metrics
 from samestep.recipes.gan.judges import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.sampling import Written, complete_prompts
 from samestep.recipes.gan.task import GENERATOR, JUDGE
+from samestep.train.artifacts.file_hashes import hash_files
 from samestep.train.record.run_record import run_path
 from samestep.train.trained.trained_model import open_trained
 from samestep.train.weights.sources import is_checkpoint
@@ -54,13 +55,13 @@ class CompareOptions(CheckedConfig):
     """Of the second run: the stage, such as mle; null: the last one."""
     records: str | None = None
     """A .csv or .jsonl file with prompts and human texts, read with the first run's data settings; null: the first
-    run's held-out records."""
+    run's test records, or where it has none (data.test_fraction) those for validation."""
     limit: Count | None = 200
     """Use this many of the records, drawn by the seed; null is all."""
     criteria: str = DEFAULT_CRITERION
     """Questions about two texts, with semicolons between them; each is asked and reported for itself."""
-    show_prompt: bool = False
-    """Show the judge the prompt, too; judges of this recipe are trained without it."""
+    show_prompt: bool | None = None
+    """Show the judge the prompt; null: as it was trained, or yes."""
     judge: str | None = None
     """Who compares: a run, a folder with a language model, org/name of the Hub, or the URL of an OpenAI-compatible
     endpoint; null: the judges of both runs, one after the other, since each knows its own opponent best."""
@@ -161,7 +162,7 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
 
 
 def choose_records(trained: Sequence[Trained], file: str | None, data: DataConfig, limit: int | None) -> ChosenRecords:
-    """The held-out records of the first run, or those of a file, without what one of the runs was trained on.
+    """The test or validation records of the first run, or those of a file, without what one of the runs was trained on.
 
     `data` says how the file is read. Every rank reads them, with the same result.
     """
@@ -173,9 +174,11 @@ def choose_records(trained: Sequence[Trained], file: str | None, data: DataConfi
     # As they were trained: a setting on the command line must not split the data in another way.
     runs = [open_trained(str(one.source)) for one in trained]
     if file is None:
-        name, found = f"held-out records of {label(runs[0])}", list(texts_of(runs[0]).validation.records)
+        texts = texts_of(runs[0])
+        part, rows = ("validation", texts.validation) if texts.test is None else ("test", texts.test)
+        name, found = f"{part} records of {label(runs[0])}", list(rows.records)
     else:
-        texts = load(replace(data, path=file, limit=None), runs[0].config.seed)
+        texts = load(replace(data, path=file, limit=None, test_fraction=0.0), runs[0].config.seed)
         name, found = file, [*texts.train.records, *texts.validation.records]
     kept, notes = _without_training(list(enumerate(found)), runs, texts_of)
     if not kept:
@@ -200,13 +203,12 @@ def _without_training(
         except UserError as error:
             notes.append(f"nothing is left out for {label(run)}, whose training data cannot be read ({error})")
             continue
-        humans, prompts = {record.human for record in known}, {record.prompt for record in known}
+        humans = {record.human for record in known}
         before = len(found)
         found = [(number, record) for number, record in found if record.human not in humans]
         if len(found) < before:
             notes.append(f"{before - len(found)} left out: {label(run)} was trained on them")
-        repeated = sum(record.prompt in prompts for _, record in found)
-        if repeated:
+        if repeated := count_repeated([record for _, record in found], known):
             notes.append(f"{repeated} have a prompt that {label(run)} was trained on, with another human text")
     return found, list(dict.fromkeys(notes))
 
@@ -248,7 +250,7 @@ def _choose_judges(
     if named is None:
         return _own_judges(runs, settings, world)
     if is_url(named):
-        return [EndpointJudge(options.endpoint(), most or 256, options.show_prompt, world)], []
+        return [EndpointJudge(options.endpoint(), most or 256, options.show_prompt is not False, world)], []
     path = Path(run_path(named, "runs"))
     if is_checkpoint(path) or ((path / "config.json").exists() and (path / "checkpoints").is_dir()):
         judge = _open(str(path), world, learner=JUDGE)
@@ -261,8 +263,9 @@ def _choose_judges(
 def _own_judges(
     runs: Sequence[Trained], settings: JudgeSettings, world: World
 ) -> tuple[list[ComparisonJudge], list[str]]:
-    """The judges that the runs trained; of a stage without one, that of the last checkpoint of the run."""
-    found: dict[Path, Trained] = {}
+    """The judges that the runs trained; of a stage without one, that of the last checkpoint of the run. One that is
+    named in two ways, or copied, is asked once."""
+    found: dict[tuple[str, ...], Trained] = {}
     for run in runs:
         judge: Trained | None = run if JUDGE in run.learners() else None
         if judge is None and run.run is not None:
@@ -271,7 +274,8 @@ def _own_judges(
             except UserError:  # this run has none, but the other may
                 continue
         if judge is not None:
-            found.setdefault(judge.source, judge)
+            files = judge.weight_files()
+            found.setdefault(tuple(hash_files([files[name] for name in sorted(files)], world)), judge)
     if not found:
         raise UserError("Name a judge with --judge: no run here has trained one.")
     note = "a judge knows the generator that it was trained against better than others; --judge names another one"

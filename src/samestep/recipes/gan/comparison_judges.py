@@ -1,12 +1,13 @@
 """Who compares two texts, and what is asked: the judge of a run, a language model, or a model behind an endpoint.
 
-A judge is shown two texts, cut to one length, and answers 1 or 2 to a question. Every pair is shown in both orders:
-a judge that prefers the first text, whatever it says, then decides nothing.
+A judge reads what judges read in training (judges.py): the prompt and two texts, cut to one length. It answers 1 or 2
+to a question. Every pair is shown in both orders: a judge that prefers the first text, whatever it says, then decides
+nothing.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,13 +25,14 @@ from samestep.parallel.precision import autocast
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judges import (
+    DEFAULT_CRITERION,
     JudgeConfig,
     Mode,
     PairWriter,
     answer_tokens,
     padded,
     read_answer,
-    with_instruction,
+    shown_length,
 )
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import JUDGE
@@ -61,11 +63,11 @@ class Answer:
     """generative: all that it wrote."""
 
 
-def question(criterion: str, mode: Mode, prompt: str | None = None) -> str:
-    """What a judge is asked before it reads the texts; the default is what judges are trained on, to the letter."""
-    ended = criterion if criterion.endswith(("?", ".", "!", ":")) else f"{criterion}?"
-    asked = with_instruction(ended, mode)
-    return asked if prompt is None else f"{asked}\n\nBoth texts answer this:\n{prompt.strip()}"
+def question(criterion: str) -> str | None:
+    """What a judge is asked; None: what it was trained on."""
+    if criterion == DEFAULT_CRITERION:
+        return None
+    return criterion if criterion.endswith(("?", ".", "!", ":")) else f"{criterion}?"
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,15 @@ class JudgeSettings:
     """Of each text; None: as the judge was trained."""
     answer_tokens: int | None
     """generative: tokens of an answer at most; None: as the judge was trained."""
-    show_prompt: bool
+    show_prompt: bool | None
+    """None: as the judge was trained, or yes."""
     rows: int
     """Pairs that are read together."""
 
     def of(self, config: JudgeConfig) -> JudgeConfig:
         """How a judge is used. Texts without anything to judge are not shown to it, so any length will do."""
+        if self.show_prompt is not None:
+            config = replace(config, template=None, show_prompt=self.show_prompt)
         return replace(
             config,
             mode=self.mode or config.mode,
@@ -126,23 +131,15 @@ class LocalJudge:
             return [self._ask(network, criterion, shown) for criterion in criteria]
 
     def _ask(self, network: nn.Module, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
-        pairs = list(self._tokens(criterion, shown, position_limit(network)))
+        encode, limit = self.player.encode, position_limit(network)
+        write = PairWriter(encode, self.config, self.player.around, limit, question(criterion))
+        pairs = [write(one.prompt, one.first, one.second).orders[0] for one in shown]
         read = self._written if self.mode == "generative" else self._verdicts
         mine: dict[int, dict[str, Any]] = {}
         for batch in my_batches([len(pair) for pair in pairs], self.settings.rows, self.world):
             answers = read(network, [pairs[number] for number in batch])
             mine |= zip(batch, map(asdict, answers), strict=True)
         return [Answer(**fields) for fields in in_order(self.world.gather(list(mine.items())))]
-
-    def _tokens(self, criterion: str, shown: Sequence[Shown], limit: int | None) -> Iterator[list[int]]:
-        """All that the judge reads of each pair, by the writer of training, with another question."""
-        writers: dict[str | None, PairWriter] = {}
-        for one in shown:
-            prompt = one.prompt if self.settings.show_prompt else None
-            if prompt not in writers:
-                asked = question(criterion, self.mode, prompt)
-                writers[prompt] = PairWriter(self.player.encode, self.config, self.player.around, limit, asked)
-            yield writers[prompt](one.first, one.second, True).tokens
 
     def _verdicts(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         if not pairs:
@@ -205,17 +202,17 @@ class EndpointJudge:
                 raise
 
     def _message(self, criterion: str, shown: Shown) -> str:
-        asked = question(criterion, self.mode, shown.prompt if self.show_prompt else None)
+        parts = JudgeConfig(mode=self.mode, show_prompt=self.show_prompt).parts(question(criterion))
         first, second = cut_alike(shown.first, shown.second, self.max_words)
-        return f"{asked}\n\nText 1:\n{first}\n\nText 2:\n{second}"
+        fields = {"prompt": shown.prompt.strip(), "text_1": first, "text_2": second, "": ""}
+        return "".join(text + fields[field] for text, field in parts)
 
 
 def cut_alike(first: str, second: str, most: int) -> tuple[str, str]:
-    """Both texts with as many words as the shorter one has, so that length does not decide."""
-    ends = [[word.end() for word in re.finditer(r"\S+", text)] for text in (first, second)]
-    words = min(len(ends[0]), len(ends[1]), most)
-    cut = [text[: found[words - 1]] if words else "" for text, found in zip((first, second), ends)]
-    return cut[0], cut[1]
+    """Both texts as training cuts them, by words: for a judge whose tokens are not known."""
+    words = [re.findall(r"\s*\S+", text.strip()) for text in (first, second)]
+    length = shown_length(len(words[0]), len(words[1]), most)
+    return "".join(words[0][:length]), "".join(words[1][:length])
 
 
 def label(trained: Trained) -> str:

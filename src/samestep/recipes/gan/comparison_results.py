@@ -15,10 +15,10 @@ from rich.text import Text
 
 from samestep import Trained
 from samestep.core.console import PlainConsole
+from samestep.core.json_files import Json
 from samestep.core.pages.drawing import Scale, axis_across, bars, box, chip, dot, drawing, line, text
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Table
-from samestep.core.records import Json
 from samestep.recipes.gan.comparison_judges import Answer, ComparisonJudge
 from samestep.recipes.gan.evaluation import binomial_test, split_words, win_rate
 

@@ -66,10 +66,14 @@ class GanConfig(Config):
     """The generator does not learn while that is below this."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Opponents from earlier steps."""
+    keep_gathered: bool = free(True)
+    """strategy=fsdp: while texts are written, gather the model that writes once and not for every token; each device
+    then holds it in full meanwhile. Set false where it does not fit."""
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     """What both are measured on, as often as validate_every says."""
     rollouts_every: CountOrZero | None = free(None)
-    """Steps after which some rollouts are written to rollouts.jsonl; 0: never, null: as often as metrics."""
+    """Steps after which some rollouts are written to rollouts.jsonl, and after the first; 0: never, null: as often as
+    metrics."""
     checkpoint: Checkpoints = field(default_factory=lambda: Checkpoints(every_steps=20))
     """When to save, and what to keep."""
 
@@ -116,7 +120,10 @@ _TEST: dict[str, Any] = {
     "epochs": 5,
     "learning_rate": 1e-3,
 }
+# Each side waits for the other: the generator until the judge has something to teach, the judge while it wins.
+_BALANCED: dict[str, Any] = {"judge_pauses_above": 0.75, "generator_pauses_below": 0.6}
 _SMALL: dict[str, Any] = {
+    **_BALANCED,
     "writing": {"max_new_tokens": 256},
     "batch_size": 4,
     "epochs": 20,
@@ -124,8 +131,8 @@ _SMALL: dict[str, Any] = {
     "warmup_ratio": 0.05,
     "weight_decay": 0.0,
 }
-# Each side waits for the other: the generator until the judge has something to teach, the judge while it wins.
 _TINY: dict[str, Any] = {
+    **_BALANCED,
     "data": {"min_story_length": 60, "max_story_length": 600, "validation_fraction": 0.2},
     "generator": {"network": _TINY_NETWORK},
     "judge": {"network": _TINY_NETWORK},
@@ -136,8 +143,6 @@ _TINY: dict[str, Any] = {
     "mle_learning_rate": 4e-3,
     "learning_rate": 5e-4,
     "judge_learning_rate": 2e-3,
-    "judge_pauses_above": 0.75,
-    "generator_pauses_below": 0.6,
     "schedule": "constant",
     "global_batch_size": 32,
     "batch_size": 16,
@@ -233,12 +238,27 @@ NO_EFFECT = (
         "it is for objective.kind=spin; set that, or leave it out",
     ),
     NoEffect(
+        "judging.show_prompt",
+        lambda c: c.judging.template is not None,
+        "a template shows the prompt where it has {prompt}; leave out one of the two",
+    ),
+    NoEffect(
+        "judging.max_prompt_tokens",
+        lambda c: all(field != "prompt" for _, field in c.judging.parts()),
+        "the judge is not shown the prompt; leave it out",
+    ),
+    NoEffect(
         "mle_learning_rate",
         lambda c: not c.mle_epochs,
         "there is no stage that learns the human texts; set mle_epochs, or leave it out",
     ),
     NoEffect(
         "replay.*", lambda c: not c.replay.keep, "no earlier opponents are kept; set replay.keep, or leave it out"
+    ),
+    NoEffect(
+        "keep_gathered",
+        lambda c: c.distributed.strategy != "fsdp",
+        "only distributed.strategy=fsdp shards the models; set that, or leave it out",
     ),
     NoEffect(
         "benchmark.*", lambda c: not c.benchmark.size, "there is no benchmark; set benchmark.size, or leave it out"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Bounds, Count, PartialShare
+from samestep.core.errors import quoted
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
 from samestep.data.records.reading import RecordsConfig, find_files
@@ -53,7 +54,7 @@ class Domain:
         if used != set(self.prompt_fields):
             raise UserError(
                 f"Name exactly the prompt's columns in the template of domain {self.name!r}: it has "
-                f"{_listed(sorted(used))}, and the columns are {_listed(self.prompt_fields)}."
+                f"{quoted(sorted(used))}, and the columns are {quoted(self.prompt_fields)}."
             )
 
     @property
@@ -105,24 +106,20 @@ def find_domain(columns: Iterable[str], file: str, name: str | None = None) -> D
     found = set(columns)
     if name is not None:
         if name not in DOMAINS:
-            raise UserError(f"Set data.domain to one of {_listed(DOMAINS)}, or to null; it is {name!r}.")
+            raise UserError(f"Set data.domain to one of {quoted(DOMAINS)}, or to null; it is {name!r}.")
         if missing := [column for column in DOMAINS[name].columns if column not in found]:
             raise UserError(
-                f"Give {file} the columns of domain {name!r}; it lacks {_listed(missing)}, and has "
-                f"{_listed(sorted(found))}."
+                f"Give {file} the columns of domain {name!r}; it lacks {quoted(missing)}, and has "
+                f"{quoted(sorted(found))}."
             )
         return DOMAINS[name]
     fitting = [domain for domain in DOMAINS.values() if found.issuperset(domain.columns)]
     if not fitting:
         known = "; ".join(f"{domain.name}: {', '.join(domain.columns)}" for domain in DOMAINS.values())
-        raise UserError(f"Give {file} the columns of a domain ({known}); it has {_listed(sorted(found))}.")
+        raise UserError(f"Give {file} the columns of a domain ({known}); it has {quoted(sorted(found))}.")
     if len(fitting) > 1:
-        raise UserError(f"Set data.domain; {file} has the columns of {_listed(domain.name for domain in fitting)}.")
+        raise UserError(f"Set data.domain; {file} has the columns of {quoted(domain.name for domain in fitting)}.")
     return fitting[0]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 @dataclass(frozen=True)
@@ -140,10 +137,18 @@ class DataConfig(RecordsConfig):
     """Leave out human texts with more characters; null: none."""
     validation_fraction: PartialShare = 0.1
     """Share of the records that is kept for validation, chosen by the seed."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """Share that is kept for a last test, which chooses nothing: `samestep eval` has its prompts from there; 0: none,
+    and it has them from validation."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many of the records that are left, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise UserError(
+                "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left to "
+                f"train on; they are {self.validation_fraction:g} and {self.test_fraction:g}."
+            )
         if self.max_story_length is not None and self.max_story_length < self.min_story_length:
             raise UserError(
                 f"Set data.max_story_length to data.min_story_length={self.min_story_length} or more, or to null; it "
@@ -185,7 +190,7 @@ class TextRows:
 
 @dataclass(frozen=True)
 class Texts:
-    """The data, in two parts that have no human text in common."""
+    """The data, in parts that have no human text in common."""
 
     name: str
     """The file, or the name of the built-in text."""
@@ -194,6 +199,8 @@ class Texts:
     validation: TextRows
     selection: str
     """How many records there are, and why others were left out."""
+    test: TextRows | None = None
+    """What neither training nor validation sees, if that is wanted."""
 
 
 def load(config: DataConfig, seed: int) -> Texts:
@@ -227,9 +234,16 @@ def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -
     kept, selection = _select(records, config, f"{name} ({domain.name})")
     groups = sorted({record.group for record in kept})
     # Records with the same human text stay together.
-    parts = split_records(kept, [record.human for record in kept], validation=config.validation_fraction, seed=seed)
-    train, validation = (TextRows(part, groups, origins) for part in (parts.train, parts.validation))
-    return Texts(name, domain, train, validation, selection)
+    shares = {"validation": config.validation_fraction, "test": config.test_fraction}
+    parts = split_records(kept, [record.human for record in kept], **shares, seed=seed)
+    train, validation, test = (TextRows(part, groups, origins) for part in parts)
+    return Texts(name, domain, train, validation, selection, test if len(test) else None)
+
+
+def count_repeated(records: Iterable[Record], training: Iterable[Record]) -> int:
+    """How many records have a prompt that occurs in training; their human texts do not."""
+    known = {record.prompt for record in training}
+    return sum(record.prompt in known for record in records)
 
 
 def _pydoc_records() -> Iterator[Record]:

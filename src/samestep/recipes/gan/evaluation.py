@@ -40,13 +40,12 @@ from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.pages.tables import Table
 from samestep.kit.generation import generator_in_stage
-from samestep.recipes.gan.data import Record, TextRows
+from samestep.recipes.gan.data import Record, TextRows, Texts, count_repeated
+from samestep.recipes.gan.judges import ORDERS
 from samestep.recipes.gan.players import HumanTexts, count_nats, human_nats
 
 logger = logging.getLogger(__name__)
 _WORD = re.compile(r"\w+|[^\w\s]")
-ORDERS = (True, False)
-"""Whether the human text comes first, in the order in which answers are kept."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class BenchmarkConfig(CheckedConfig):
 
 Words = Sequence[str]
 MetricValues = dict[str, float]
-Judged = Callable[[nn.Module, Sequence[Record], Sequence[str], bool, Tensor], Sequence[float | None]]
-"""What the judge makes of texts beside those of people: see `Rollouts.right`."""
+Judged = Callable[[nn.Module, Sequence[Record], Sequence[str], Tensor], Sequence[Sequence[float | None]]]
+"""What the judge makes of texts beside those of people, in both orders: see `Rollouts.right`."""
 
 
 def split_words(text: str) -> list[str]:
@@ -234,14 +233,10 @@ class Verdicts:
         }
 
     def position_bias(self) -> float | None:
-        """The share of the answer 1 minus a half; None where no answer could be read."""
-        ones = [
-            value if human_first else 1 - value
-            for row in self.right
-            for value, human_first in zip(row, ORDERS)
-            if value is not None
-        ]
-        return fmean(ones) - 0.5 if ones else None
+        """How much more often the judge named the first text than half of the time; an answer that cannot be read names
+        neither. None where no answer could be read."""
+        more = [[0.0 if value is None else value - 0.5 for value in row] for row in self.right]
+        return fmean((first - second) / 2 for first, second in more) if self._readable() else None
 
     def _readable(self) -> list[float]:
         return [value for row in self.right for value in row if value is not None]
@@ -276,15 +271,17 @@ class Benchmark:
     """Measures a generator and a judge on the same records again and again."""
 
     def __init__(
-        self, bench: Bench, rows: TextRows, writer: LanguageModel, generator: Learner, judge: Learner, judged: Judged
+        self, bench: Bench, texts: Texts, writer: LanguageModel, generator: Learner, judge: Learner, judged: Judged
     ) -> None:
         self._bench, self._config = bench, bench.config.benchmark
-        self._rows, self._writer = _chosen_rows(bench, rows, self._config.size), writer
+        self._rows, self._writer = _chosen_rows(bench, texts.validation, self._config.size), writer
+        self._repeated = count_repeated(self._rows.records, texts.train.records)
         self._generator, self._judge, self._judged = generator, judge, judged
         writing: GenerationConfig = bench.config.writing
         humans = HumanTexts(self._rows, writer, generator.module, writing.max_new_tokens)
         self._feed = bench.evaluation_feed(humans, count=count_nats, pad=humans.pad)
-        self._write = generator_in_stage(bench, writer, "gan/benchmark", writing, in_step=False)
+        keep = bench.config.keep_gathered
+        self._write = generator_in_stage(bench, writer, "gan/benchmark", writing, in_step=False, keep_gathered=keep)
         self.baseline = Baseline(len(self._rows), writing.max_new_tokens)
         # Cut as completions are: longer texts have fewer different words by themselves.
         cut = [writer.encode(record.human)[: writing.max_new_tokens] for record in self._rows.records]
@@ -311,6 +308,7 @@ class Benchmark:
             **now.accuracies([record.group for record in self._rows.records]),
             **({} if bias is None else {"position_bias": bias}),
             **self._likelihood(nats, tick.step + 1),
+            "prompts_in_training": float(self._repeated),
             **text_metrics(texts),
             **_named("baseline_", {**_wins(then), **self._baseline_metrics}),
             **_named("human_", self._human_metrics),
@@ -335,14 +333,13 @@ class Benchmark:
 
         def judge(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
             records, indices = self._rows.of_batch(batch["ids"]), batch["ids"][:, 1].tolist()
-            right = [
-                self._judged(network, records, [texts[i] for i in indices], first, batch["ids"])
+            found = [
+                [[math.nan if right is None else right for right in row] for row in rows]
                 for texts in versions
-                for first in ORDERS
+                for rows in [self._judged(network, records, [texts[i] for i in indices], batch["ids"])]
             ]
-            rows = [[math.nan if value is None else value for value in row] for row in zip(*right, strict=True)]
-            found = torch.tensor(rows, dtype=torch.float64, device=batch["ids"].device)
-            return {"right": found.view(len(records), len(versions), len(ORDERS))}
+            right = torch.tensor(found, dtype=torch.float64, device=batch["ids"].device)
+            return {"right": right.transpose(0, 1)}
 
         return gather_rows(self._judge, self._feed, judge)["right"]
 
@@ -372,10 +369,16 @@ def benchmark_table(metrics: Mapping[str, float], records: int) -> str:
     ]
     of_judge = [name for name in metrics if name.startswith("accuracy") or name in ("failures", "position_bias")]
     tables = (
-        Table(("", "generator", "baseline", "people"), rows, f"{records} records"),
+        Table(("", "generator", "baseline", "people"), rows, _about_records(metrics, records)),
         Table(("judge", ""), [(name, f"{metrics[name]:.4g}") for name in of_judge]),
     )
     return "\n\n".join(table.text() for table in tables)
+
+
+def _about_records(metrics: Mapping[str, float], records: int) -> str:
+    repeated = int(metrics["prompts_in_training"])
+    known = f", {repeated} of them with a prompt that occurs in training with another human text" if repeated else ""
+    return f"{records} records{known}"
 
 
 def _shown(metrics: Mapping[str, float], name: str) -> str:

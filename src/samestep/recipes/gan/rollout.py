@@ -5,31 +5,32 @@ Everything that the losses need is in the rows that it returns:
     prompt, is_prompt       what the generator read, padded in front
     written, is_written     exactly the tokens that it sampled, the end of the text included
     before, reference       their log-probabilities then, by the generator and by its reference (if there is one)
-    pair, is_pair           what the judge read, padded in front
-    answer, is_shown        which answer is right (0 or 1), and whether there was enough to judge
+    pair, is_pair           what the judge read in both orders [rows, 2, width], padded in front
+    is_shown                whether there was enough to judge
     right, reward, ...      what came of it (see judges.py)
     human, is_human         spin alone: the human text in the generator's tokens, and `human_before`, `own_before`
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, LanguageModel, Learner, completion_log_probs, noise, policy
+from samestep import Batch, Bench, LanguageModel, Learner, MicroBatches, completion_log_probs, noise, policy
 from samestep.kit.generation import generator_in_stage
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
-from samestep.recipes.gan.judges import Judge, Pair, PairWriter, padded
+from samestep.recipes.gan.judges import ORDERS, Judge, Pair, PairWriter, padded
 from samestep.recipes.gan.players import PromptWriter
 
-_ORDER = noise.purpose("gan/order")
+_EXAMPLES = noise.purpose("gan/examples")
 SHOWN = 4
-"""Rows of a rollout that are kept to be read by people."""
+"""Rows of a rollout that are written for people to read."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,6 @@ class Rollouts:
     judging: Judge
     reference: Callable[[], AbstractContextManager[nn.Module]] | None = None
     """Around the use of the network that the generator may not move too far from."""
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rows of this rank's rollouts since it was last emptied, as texts."""
 
     def __post_init__(self) -> None:
         self._config: GanConfig = self.bench.config
@@ -66,8 +65,9 @@ class Rollouts:
             self.writer, position_limit(self.generator.module), self._config.writing.max_new_tokens
         )
         # Another turn of the same step may have the same sample, which must not be written the same.
+        writing, keep = self._config.writing, self._config.keep_gathered
         self._write = [
-            generator_in_stage(self.bench, self.writer, f"gan/write/{turn}", self._config.writing)
+            generator_in_stage(self.bench, self.writer, f"gan/write/{turn}", writing, keep_gathered=keep)
             for turn in range(self._config.judge_steps)
         ]
 
@@ -86,13 +86,11 @@ class Rollouts:
             with self.reference() as network:
                 rows["reference"] = self.log_probs(network, rows)
         texts = [self.writer.decode(tokens) for tokens in written.to_lists()]
-        pairs = self._paired(records, texts, batch["ids"], step, turn)
+        pairs = self._shown(records, texts)
         rows |= self._judged(pairs, batch["ids"], step, turn, opponents)
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = policy.group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
-        if self.bench.world.is_main and len(self.examples) < SHOWN:
-            self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]
         return rows
 
     def log_probs(self, network: nn.Module, rows: Mapping[str, Tensor], text: str = "written") -> Tensor:
@@ -102,20 +100,14 @@ class Rollouts:
         return completion_log_probs(network, *given, temperature=temperature).log_probs
 
     def right(
-        self,
-        network: nn.Module,
-        records: Sequence[Record],
-        texts: Sequence[str],
-        human_first: bool,
-        ids: Tensor,
-    ) -> list[float | None]:
-        """Whether the judge is right, by row: 1, 0, or 0.5 for a tie; None where the answer cannot be read. A text that
-        is too short to judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2]
-        key noise."""
-        pairs = [self._pairs(record.human, text, human_first) for record, text in zip(records, texts, strict=True)]
-        rows = self.judging.ask(network, pairs, ids, step=0, turn=None)
+        self, network: nn.Module, records: Sequence[Record], texts: Sequence[str], ids: Tensor
+    ) -> list[list[float | None]]:
+        """Whether the judge is right, by row and order: 1, 0, or 0.5 for a tie; None where the answer cannot be read. A
+        text that is too short to judge counts as caught. All ranks call it equally often, with at least one row; `ids`
+        [rows, 2] key noise."""
+        rows = self.judging.ask(network, self._shown(records, texts), ids, step=0, turn=None)
         found = zip(rows["right"].tolist(), rows["parsed"].tolist(), strict=True)
-        return [right if parsed else None for right, parsed in found]
+        return [[right if read else None for right, read in zip(*row, strict=True)] for row in found]
 
     def _both_texts(
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
@@ -127,14 +119,8 @@ class Rollouts:
         own = self.log_probs(network, rows)
         return {**found, "human_before": human.sum(1), "own_before": own.sum(1)}
 
-    def _paired(self, records: Sequence[Record], texts: Sequence[str], ids: Tensor, step: int, turn: int) -> list[Pair]:
-        """What the judge is shown; which text comes first is drawn for each prompt."""
-        copies = self._config.objective.group_size  # of one prompt: the order must not make their rewards differ
-        first = noise.below(0.5, self._config.seed, _ORDER, step, turn, ids[:, 0] // copies, ids[:, 1]).tolist()
-        return [
-            self._pairs(record.human, text, human_first)
-            for record, text, human_first in zip(records, texts, first, strict=True)
-        ]
+    def _shown(self, records: Sequence[Record], texts: Sequence[str]) -> list[Pair]:
+        return [self._pairs(record.prompt, record.human, text) for record, text in zip(records, texts, strict=True)]
 
     def _judged(
         self, pairs: Sequence[Pair], ids: Tensor, step: int, turn: int, opponents: Opponents
@@ -151,33 +137,36 @@ class Rollouts:
     def _padded(self, name: str, tokens: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         return padded(name, tokens, self.writer.pad, self.bench.world.device)
 
-    def _as_texts(
-        self,
-        records: Sequence[Record],
-        texts: Sequence[str],
-        pairs: Sequence[Pair],
-        rows: Mapping[str, Tensor],
-        live: Tensor,
-    ) -> list[dict[str, Any]]:
-        values = {
-            name: rows[name][:SHOWN].tolist() for name in ("right", "parsed", "reward", "judge_reward", "is_shown")
+    def examples(self, rollout: MicroBatches) -> list[dict[str, Any]]:
+        """Some rows of a rollout as texts, on all ranks: those that a key of their ids chooses, in their order. All
+        ranks call it alike."""
+        ids = rollout.ids
+        high, low = noise.words(_EXAMPLES, rollout.step, ids[:, 0], ids[:, 1])
+        chosen = set(np.lexsort((low, high))[:SHOWN].tolist())
+        mine = [
+            (place, self._as_texts(batch, place - start))
+            for batch, (start, stop) in zip(rollout.batches, rollout.spans, strict=True)
+            for place in range(start, stop)
+            if place in chosen
+        ]
+        found = dict(pair for part in self.bench.world.gather(mine) for pair in part)
+        return [found[place] for place in sorted(found)]
+
+    def _as_texts(self, batch: Batch, number: int) -> dict[str, Any]:
+        """A row as texts and plain numbers."""
+        row = {name: values[number] for name, values in batch.items()}
+        (record,) = self.rows.of_batch(row["ids"][None])
+        named = zip(ORDERS, row["right"].tolist(), (row["parsed"] & row["is_shown"]).tolist(), strict=True)
+        found: dict[str, Any] = {
+            "prompt": record.prompt,
+            "human": record.human,
+            "generated": self.writer.decode(row["written"][row["is_written"]].tolist()),
+            # Which text the judge named, where the human one stood first and second; a tie names neither.
+            "answers": [{1.0: human, 0.0: 3 - human}.get(right) if read else None for human, right, read in named],
+            "generator_reward": row["reward"].item(),
+            "judge_reward": row["judge_reward"].mean().item(),
         }
-        found = []
-        for number in live[:SHOWN].nonzero()[:, 0].tolist():
-            answer = pairs[number].answer
-            verdict = {1.0: answer, 0.0: 3 - answer}.get(values["right"][number])  # a tie names neither
-            found.append(
-                {
-                    "prompt": records[number].prompt,
-                    "human": records[number].human,
-                    "generated": texts[number],
-                    "human_is_text": answer,
-                    "verdict": verdict if values["parsed"][number] and values["is_shown"][number] else None,
-                    "generator_reward": values["reward"][number],
-                    "judge_reward": values["judge_reward"][number],
-                }
-            )
-            if "judged" in rows:  # a generative judge's own words
-                tokens = rows["judged"][number][rows["is_judged"][number]].tolist()
-                found[-1]["judge"] = self.reader.decode(tokens)
+        if "judged" in row:  # a generative judge's own words
+            answers = zip(row["judged"], row["is_judged"], strict=True)
+            found["judge"] = [self.reader.decode(tokens[real].tolist()) for tokens, real in answers]
         return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samestep import Trained, World
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.kit.generation import generator_outside
 from samestep.kit.prompts import PromptOptions
 from samestep.models.decoding import position_limit

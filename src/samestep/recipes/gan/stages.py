@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from samestep import Batch, Bench, Every, Fit, Stage
+from samestep import Batch, Bench, Every, Fit, Stage, Tick
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
 from samestep.recipes.gan.players import HumanTexts, PlayerConfig, count_nats, human_nats, open_player
@@ -46,7 +46,12 @@ def describe(config: GanConfig) -> dict[str, str]:
 def _hooks(task: Adversaries, bench: Bench) -> list[Every]:
     config: GanConfig = bench.config
     every = config.log.every if config.rollouts_every is None else config.rollouts_every
-    return [Every(every, task.write_rollouts)] if every else []
+
+    def write(tick: Tick) -> None:
+        if tick.step == 0 or (tick.step + 1) % every == 0:
+            task.write_rollouts(tick)
+
+    return [Every(1, write)] if every else []
 
 
 def _build_mle(bench: Bench) -> Fit:

@@ -21,7 +21,7 @@ from samestep import (
     noise,
     policy,
 )
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
 from samestep.recipes.gan.evaluation import Benchmark
@@ -134,7 +134,7 @@ class Adversaries:
         self._benchmark: Benchmark | None = None
         if self._config.benchmark.size:
             players = self.writer, self.generator, self.judge
-            self._benchmark = Benchmark(bench, self.texts.validation, *players, self.rollouts.right)
+            self._benchmark = Benchmark(bench, self.texts, *players, self.rollouts.right)
             self.state["baseline"] = self._benchmark.baseline
 
     def _judge_rate(self, peak: float, step: int) -> float:
@@ -164,11 +164,12 @@ class Adversaries:
         for turn in range(self._config.judge_steps):
             is_last = turn == self._config.judge_steps - 1
             rollout = self._rollout(tick.step, turn, is_last)
-            self._balance.add(self._bench.moments(rollout, "right").mean)
+            self._balance.add(self._moments(rollout, "right").mean)
             if self._balance.judge_learns:
                 if self._config.judging.learns_by_policy_gradient:
                     self._add_advantages(rollout, "judge_reward", "judge_")
                 metrics |= self.judge.update(rollout, self._judging.loss, mix={VERDICT: 1.0})
+        self._last = rollout
         metrics |= self._rollout_metrics(rollout)
         if self._balance.generator_learns:
             metrics |= self._train_generator(rollout)
@@ -181,31 +182,40 @@ class Adversaries:
         # The judge's other rollouts are of later epochs, which this stage does not reach: other samples than the last.
         prompts = self._feed[step] if is_last else self._more[self.length + (turns - 1) * step + turn]
         opponents = self._replay.opponents(step, turn, is_last) if self._replay is not None else Opponents()
-        self.rollouts.examples.clear()
         make = partial(self.rollouts.make, step=step, turn=turn, opponents=opponents)
         return self._bench.produced(prompts, make, copies=self._config.objective.group_size, count=self._count)
 
+    def _moments(self, rollout: MicroBatches, name: str) -> policy.Moments:
+        """Of values of the global batch: one a row, or one in each order of the judge."""
+        values = [batch[name][batch["live"]] for batch in rollout.batches]
+        return policy.moments_of(self._bench.world, torch.cat(values))
+
     def _add_advantages(self, rollout: MicroBatches, reward: str, prefix: str = "") -> None:
-        every = policy.batch_advantages(self._bench.world, rollout, reward)
-        for batch, found in zip(rollout.batches, every, strict=True):
-            batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
+        moments = self._moments(rollout, reward)
+        for batch in rollout.batches:
+            found = policy.standardized(batch[reward], moments)
+            batch[f"{prefix}advantage"] = found.values
+            batch[f"{prefix}no_variance"] = found.without_variance.view(len(batch["live"]), -1).all(1)
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
         return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         def mean(values: Callable[[Batch], Tensor]) -> Metric:
-            total = sum(torch.where(batch["live"], values(batch).double(), 0.0).sum() for batch in rollout.batches)
+            by_row = (values(batch).double().view(len(batch["live"]), -1).mean(1) for batch in rollout.batches)
+            total = sum(torch.where(batch["live"], row, 0.0).sum() for batch, row in zip(rollout.batches, by_row))
             return Metric(total, rollout.weight("rows"))
 
         return {
             "judge_accuracy": mean(lambda batch: batch["right"]),
+            "judge_position_bias": mean(position_bias),
             "judge_reward_mean": mean(lambda batch: batch["judge_reward"]),
             "generator_reward_mean": mean(lambda batch: batch["reward"]),
             "tokens_written": mean(lambda batch: batch["is_written"].sum(1)),
             "cut_at_the_limit": mean(lambda batch: ~batch["finished"]),
             "prompts_cut": mean(lambda batch: batch["prompt_cut"]),
             "too_short_to_judge": mean(lambda batch: ~batch["is_shown"]),
+            "judge_prompts_cut": mean(lambda batch: batch["judge_prompt_cut"]),
             "parse_failures": mean(lambda batch: ~batch["parsed"]),
             "judge_paused": Metric(float(not self._balance.judge_learns), same=True),
             "generator_paused": Metric(float(not self._balance.generator_learns), same=True),
@@ -249,13 +259,21 @@ class Adversaries:
 
     def write_rollouts(self, tick: Tick) -> None:
         """Some rows of the last rollout, for people to read; after a resume, what is written again replaces it."""
+        found = self.rollouts.examples(self._last)
         if not self._bench.world.is_main:
             return
         if not self._are_lines_cut:
             self._lines.keep(lambda row: int(str(row["step"])) <= tick.step)
             self._are_lines_cut = True
-        for row in self.rollouts.examples:
+        for row in found:
             self._lines.append({"step": tick.step + 1, **row})
+
+
+def position_bias(batch: Batch) -> Tensor:
+    """How much more often the judge named the first text than half of the time; an answer that cannot be read names
+    neither."""
+    more = torch.where(batch["parsed"], batch["right"] - 0.5, 0.0)
+    return (more[:, 0] - more[:, 1]) / 2
 
 
 def _known_names(metrics: Metrics) -> dict[str, Metric]:

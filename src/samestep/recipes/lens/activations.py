@@ -9,6 +9,7 @@ What the stage leaves has a key: all that it follows from. Whoever trains with i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from samestep import ArtifactKey, Batch, Bench, Dump, LanguageModel, Mixed, Trained, UserError, World, noise
+from samestep.core.json_files import Json
 from samestep.core.paths import expand_home
-from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import ActivationDumper, LensConfig
 from samestep.recipes.lens.language_model import open_model
-from samestep.recipes.lens.texts import PRETOKENIZE, PRETRAIN, TOKENS, TRAIN, VALIDATION, WEIGHTS, tokens_key
+from samestep.recipes.lens.pretraining import PRETRAIN, WEIGHTS
+from samestep.recipes.lens.texts import PARTS, TEST, TRAIN, VALIDATION
+from samestep.recipes.lens.token_rows import CUT, PRETOKENIZE, TOKENS, PartRows, open_tokens, tokens_key
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.record.run_record import run_path
 
@@ -40,19 +43,22 @@ class Region:
     """The samples of one part of the texts."""
 
     number: int
-    """0 for training, 1 for validation."""
-    first_text: int
-    texts: int
+    """0 for training, 1 for validation, 2 for the test."""
+    first_row: int
+    rows: int
+    """Rows of tokens."""
     samples: int
 
 
 def regions_of(config: ActivationDumper, tokens: Mapping[str, Json]) -> dict[str, Region]:
-    """Both parts; `tokens` says how many texts each has."""
-    train, validation = int(tokens[TRAIN]), int(tokens[VALIDATION])
-    return {
-        TRAIN: Region(0, 0, train, config.num_samples or train),
-        VALIDATION: Region(1, train, validation, config.validation_samples or validation),
-    }
+    """Every part; `tokens` says how many rows each has."""
+    wanted = {TRAIN: config.num_samples, VALIDATION: config.validation_samples, TEST: config.test_samples}
+    found, first = {}, 0
+    for number, part in enumerate(PARTS):
+        rows = int(tokens[part])
+        found[part] = Region(number, first, rows, (wanted[part] or rows) if rows else 0)
+        first += rows
+    return found
 
 
 class SampleRows:
@@ -77,10 +83,16 @@ class SampleRows:
         return self._tokens.origins()
 
     def _texts(self, samples: np.ndarray) -> dict[str, Tensor]:
-        found = self._tokens.rows(self._region.first_text + samples % self._region.texts)
+        found = self._tokens.rows(rows_of_samples(samples, self._region))
         lengths = found["length"].numpy().astype(np.int64)
         positions = positions_of(samples, lengths, self._region, self._config, self._seed)
         return {"tokens": found["tokens"].long(), "position": torch.from_numpy(positions)}
+
+
+def rows_of_samples(samples: np.ndarray, region: Region) -> np.ndarray:
+    """The row of tokens of each sample: one after the other if there are as many samples, else evenly spread."""
+    few = region.samples < region.rows
+    return region.first_row + (samples * region.rows // region.samples if few else samples % region.rows)
 
 
 def positions_of(
@@ -101,17 +113,24 @@ def other_samples(samples: np.ndarray, region: Region, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ActivationRows:
-    """Rows for the feeds of a stage."""
+    """Rows for the feeds of a stage, by part."""
 
     train: Any
     validation: Any
+    test: Any
+    """May be empty."""
+
+    @property
+    def last(self) -> tuple[str, Any]:
+        """The part that lenses are evaluated on: the test, or validation if there is no test."""
+        return (TEST, self.test) if len(self.test) else (VALIDATION, self.validation)
 
 
 def live_rows(tokens: ArrayRows, config: LensConfig) -> ActivationRows:
     """Texts, from which activations are computed with every batch."""
     dumper = config.activation_dumper
     regions = regions_of(dumper, tokens.inputs)
-    return ActivationRows(*(SampleRows(tokens, regions[name], dumper, config.seed) for name in (TRAIN, VALIDATION)))
+    return ActivationRows(*(SampleRows(tokens, regions[part], dumper, config.seed) for part in PARTS))
 
 
 def frozen_model(bench: Bench) -> LanguageModel:
@@ -166,13 +185,14 @@ def build_dump(bench: Bench) -> Dump:
     """A and A' of all samples: those for training first."""
     config: LensConfig = bench.config
     language_model, dumper = frozen_model(bench), config.activation_dumper
-    tokens = _open_tokens(bench, language_model)
+    tokens = open_tokens(bench, language_model)
     parts = live_rows(tokens, config)
-    rows = Mixed([parts.train, parts.validation], [1.0, 1.0])  # one after the other: nothing is drawn
+    sources = [part for part in (parts.train, parts.validation, parts.test) if len(part)]
+    rows = Mixed(sources, [1.0] * len(sources))  # one after the other: nothing is drawn
     reader = ActivationReader(language_model.network(), config.layer_l)
     chosen = {"seed": config.seed, "positions": [dumper.position, dumper.min_position], "texts": tokens.inputs["texts"]}
     stored = {"model": language_model.name, "seq_len": dumper.seq_len, "dtype": dumper.dtype}
-    counts = {TRAIN: len(parts.train), VALIDATION: len(parts.validation)}
+    counts = {TRAIN: len(parts.train), VALIDATION: len(parts.validation), TEST: len(parts.test)}
     key = activations_key(bench.world, config, language_model, {**chosen, **stored, **counts})
     model = bench.frozen(reader, name="model", shard=config.distributed.strategy == "fsdp")
     bench.screen.print(f"{len(rows):,} activations of {reader.width} numbers, of layer {config.layer_l}")
@@ -202,43 +222,31 @@ def activations_key(
     return ArtifactKey.make(
         world,
         "the activations",
-        values={"layer": config.layer_l, "weight type": model.dtype, **(more or {})},
+        values={"layer": config.layer_l, "weight type": model.dtype, **CUT, **(more or {})},
         files=model.files,
         otherwise="dump them again in a new run, or name another dump",
     )
 
 
-class DumpedRows:
-    """Activations of a dump from `start` to `stop`, as rows for a feed."""
-
-    def __init__(self, rows: ArrayRows, start: int, stop: int) -> None:
-        self._rows, self._start, self._stop = rows, start, stop
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
+class DumpedRows(PartRows):
+    """Activations of a part of a dump."""
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """A batch, as `Lens` takes it."""
-        found = self._rows.rows(np.asarray(indices) + self._start)
+        found = super().rows(indices)
         own = {"tokens": found["tokens"].long(), "position": found["position"].long()}
         return {"activation": found["A"], "other": found["A_prime"], **own}
 
-    def origins(self) -> list[Path]:
-        return self._rows.origins()
-
 
 def dumped_rows(rows: ArrayRows) -> ActivationRows:
-    """Those for training and those for validation."""
-    edge, validation = int(rows.inputs[TRAIN]), int(rows.inputs[VALIDATION])
-    if edge + validation != len(rows):
+    """Those of each part."""
+    counts = [int(rows.inputs[part]) for part in PARTS]
+    if sum(counts) != len(rows):
         raise UserError(
-            f"Dump again: the key of the dump says {edge} and {validation} activations for training and validation, "
-            f"and it has {len(rows)}."
+            f"Dump again: the key of the dump says {', '.join(map(str, counts))} activations for training, validation "
+            f"and test, and it has {len(rows)}."
         )
-    return ActivationRows(DumpedRows(rows, 0, edge), DumpedRows(rows, edge, len(rows)))
+    return ActivationRows(*(DumpedRows(rows, stop - count, stop) for count, stop in zip(counts, accumulate(counts))))
 
 
 def dump_inputs(folder: Path) -> Mapping[str, Json]:
@@ -253,17 +261,12 @@ def dump_inputs(folder: Path) -> Mapping[str, Json]:
     raise UserError(f"Set activation_dumper.source to a run that dumped activations; {folder} holds no dump.")
 
 
-def _open_tokens(bench: Bench, model: LanguageModel) -> ArrayRows:
-    """What the stage before left, if it is of this tokenizer. Collective."""
-    return bench.read_array_artifact(TOKENS, PRETOKENIZE, tokens_key(bench.world, bench.config, model))
-
-
 def open_activations(bench: Bench, model: LanguageModel) -> ActivationRows:
     """Computed with every batch, or of the dump of this run or the one that the configuration names, which is refused
     if it is of another model. Collective."""
     config: LensConfig = bench.config
     if config.activation_dumper.mode == "live":
-        return live_rows(_open_tokens(bench, model), config)
+        return live_rows(open_tokens(bench, model), config)
     folder, key = dump_folder(config), activations_key(bench.world, config, model)
     if folder is None:
         return dumped_rows(bench.read_array_artifact(ACTIVATIONS, DUMP, key))

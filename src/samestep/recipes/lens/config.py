@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from samestep import CausalConfig, Config, Group, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.data.records.reading import RecordsConfig
 from samestep.kit.model_settings import LoraSettings
 
@@ -178,10 +179,24 @@ class DataConfig(RecordsConfig):
     """A .txt file, or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with a column `text`; null: the
     English text that comes with Python (`pydoc_data.topics`)."""
     validation_fraction: PartialShare = 0.1
-    """Share of the texts that is kept for validation: whole documents, chosen by seed and content, or the end of a
-    single one."""
+    """Share of the texts that chooses the best weights: whole documents, chosen by seed and content, or the end of a
+    text where there are few."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.1
+    """Likewise, the share that a lens is evaluated on and that chooses nothing; 0: it is evaluated on validation."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many documents, from the beginning, for a quick trial; null: all."""
+
+    def __post_init__(self) -> None:
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise UserError(
+                "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left for "
+                f"training; they are {self.validation_fraction:g} and {self.test_fraction:g}."
+            )
+
+    @property
+    def name(self) -> str:
+        """What messages call the texts."""
+        return self.path or BUILT_IN_TEXT
 
 
 @dataclass(frozen=True)
@@ -193,15 +208,17 @@ class ActivationDumper(CheckedConfig):
     source: str | None = None
     """A run, or a folder with a dump of one, to train with instead of dumping; null: this run's own."""
     num_samples: Annotated[int, Bounds(least=2)] | None = None
-    """Activations to train with; null: one for each text."""
+    """Activations to train with; null: one for each row of tokens."""
     validation_samples: Annotated[int, Bounds(least=2)] | None = None
-    """Activations to validate with; null: one for each text that is kept for validation."""
+    """Activations to validate with; null: one for each row that is kept for validation."""
+    test_samples: Annotated[int, Bounds(least=2)] | None = None
+    """Activations to evaluate with; null: one for each row that is kept for the test."""
     seq_len: Annotated[int, Bounds(least=2)] = 64
-    """Tokens of a text."""
+    """Tokens of a row at most: a longer text is cut into several rows."""
     position: Literal["random", "midpoint"] = "random"
-    """The token of a text whose activation is taken: drawn by the seed, or the middle one."""
+    """The token of a row whose activation is taken: drawn by the seed, or the middle one."""
     min_position: CountOrZero = 5
-    """Drawn positions begin here, counted from 0; in a shorter text the last token is taken."""
+    """Drawn positions begin here, counted from 0; in a shorter row the last token is taken."""
     batch_size: Count = free(32)
     """Texts at once on a device, in the stages that write tokens and activations."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -267,7 +284,7 @@ class GrpoConfig(CheckedConfig):
 
 @dataclass(frozen=True)
 class EvaluationConfig(CheckedConfig):
-    """The last stage, which measures the best weights on activations that were kept for validation."""
+    """The last stage, which measures the best weights on activations of the test part."""
 
     rows: CountOrZero = 512
     """Activations, evenly spread over all of them; 0: no such stage."""

@@ -1,7 +1,8 @@
-"""The evaluation of a trained lens on held-out activations: as the last stage of a run, and by `samestep evaluate RUN`.
+"""The evaluation of a trained lens on activations of the test part: as the last stage of a run, and by `samestep
+evaluate RUN`.
 
 Both measure the same rows with the same noise. The stage takes the best weights of training. What is found are metrics,
-explanations beside the text that they are about, and one HTML page.
+explanations beside the text that they are about, and one HTML page. All say which part of the texts they are about.
 """
 
 import json
@@ -17,13 +18,14 @@ from torch import Tensor
 from samestep import Batch, Bench, Dump, LanguageModel, Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.json_files import Json, write_json
 from samestep.core.output import print_text
 from samestep.core.pages.drawing import box, drawing
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Column, Table
 from samestep.core.paths import check_new_file
-from samestep.core.records import Json, write_json
 from samestep.core.safe_files import write_text
+from samestep.data.split import PART_NOTES
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, model_of, open_activations, rows_of
 from samestep.recipes.lens.config import LensConfig
@@ -33,10 +35,12 @@ from samestep.recipes.lens.measuring import (
     Ask,
     Measuring,
     SpreadRows,
+    activation_of,
     compute_values,
     fit_baselines,
     results_of,
     value_fields,
+    variance_of,
 )
 from samestep.recipes.lens.network import Computation
 from samestep.recipes.lens.task import LEARNER, make_lens
@@ -60,9 +64,9 @@ _TITLES = {
 _BAR = (190, 12)
 """Width and height of the longest bar."""
 _ABOUT_METRICS = (
-    "FVE: fraction of the variance around the mean of the training activations that is explained. KL recovered: 1 "
-    "where the model's output is its own, 0 where it is that with the mean in the activation's place. Relative error: "
-    "squared error divided by the activation's squared norm."
+    "FVE: fraction of the variance of these activations, around their own mean, that is explained. KL recovered: 1 "
+    "where the model's output is its own, 0 where it is that with the mean of training in the activation's place. "
+    "Relative error: squared error divided by the activation's squared norm. Mean: that of training."
 )
 _ABOUT_TEXTS = (
     "The marked token is the one whose activation is explained; the model had not read what comes after it. Errors are "
@@ -76,7 +80,7 @@ class EvaluationOptions(CheckedConfig):
     """What to evaluate on."""
 
     limit: Count | None = None
-    """Held-out activations, evenly spread over all of them; by default as many as the run's evaluation.rows."""
+    """Activations of the test part, evenly spread over it; by default as many as the run's evaluation.rows."""
     best_of: Count | None = None
     """Explanations of each, of which the best is kept; by default evaluation.best_of."""
     html: Path | None = None
@@ -89,13 +93,33 @@ class EvaluationOptions(CheckedConfig):
             check_new_file("--html", self.html)  # before the model is opened
 
 
-class Evaluation(Dump):
-    """Measures held-out rows, batch by batch."""
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, on which activations."""
 
-    def __init__(self, bench: Bench, measuring: Measuring, rows: SpreadRows) -> None:
-        artifact = bench.array_artifact(ARTIFACT, len(rows), value_fields(bench.config.t_text))
-        super().__init__(bench.evaluation_feed(rows), measuring, artifact)
-        self.rows, self.model = rows, measuring.model
+    measuring: Measuring
+    rows: SpreadRows
+    part: str
+    """The part of the texts that the rows are of."""
+    variance: float
+    """Of the activations of the rows."""
+    stage: str
+    """The stage that trained the lens."""
+
+    def results(self, values: Mapping[str, Tensor], config: LensConfig) -> dict[str, Any]:
+        """All metrics, from the values of all rows, and what they are of."""
+        about = {"model": self.measuring.model.name, "layer": config.layer_l, "stage": self.stage, "part": self.part}
+        how = {"t_text": config.t_text, "best_of": self.measuring.best_of, "variance": self.variance}
+        return {**about, **how, **results_of(values, self.variance)}
+
+
+class Evaluation(Dump):
+    """Measures rows batch by batch."""
+
+    def __init__(self, bench: Bench, subject: Subject) -> None:
+        artifact = bench.array_artifact(ARTIFACT, len(subject.rows), value_fields(bench.config.t_text))
+        super().__init__(bench.evaluation_feed(subject.rows), subject.measuring, artifact)
+        self.subject = subject
 
 
 def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
@@ -108,9 +132,9 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=trained_by)
     NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
     frozen = bench.frozen(lens, name="lens", shard=config.distributed.strategy == "fsdp")
-    measuring, rows = _measuring(frozen, model, open_activations(bench, model), config, bench.world)
-    bench.screen.print(f"{len(rows):,} held-out activations, {config.evaluation.best_of} explanations of each")
-    return Evaluation(bench, measuring, rows)
+    subject = _subject(frozen, model, open_activations(bench, model), config, trained_by, bench.world)
+    bench.screen.print(_about(len(subject.rows), subject.part, trained_by, config.layer_l, model.name))
+    return Evaluation(bench, subject)
 
 
 def write_results(task: Evaluation, bench: Bench) -> None:
@@ -120,8 +144,8 @@ def write_results(task: Evaluation, bench: Bench) -> None:
     def write() -> None:
         if not bench.world.is_main:
             return
-        values = ArrayRows(bench.artifact(ARTIFACT)).rows(np.arange(len(task.rows)))
-        results, records = _found(values, task.rows, task.model, bench.config)
+        values = ArrayRows(bench.artifact(ARTIFACT)).rows(np.arange(len(task.subject.rows)))
+        results, records = task.subject.results(values, bench.config), records_of(values, task.subject)
         with bench.write_artifact(RESULTS) as path:
             write_json(path, results)
         with bench.write_artifact(RECORDS) as path:
@@ -149,33 +173,29 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
         return found
 
     model = model_of(trained, world)
-    measuring, rows = _measuring(ask, model, rows_of(trained, model, world), config, world)
-    values = compute_values(rows, measuring, options.batch_size, world)
-    results, records = _found(values, rows, model, config)
+    subject = _subject(ask, model, rows_of(trained, model, world), config, trained.stage, world)
+    values = compute_values(subject.rows, subject.measuring, options.batch_size, world)
+    results, records = subject.results(values, config), records_of(values, subject)
     if options.html is not None and world.is_main:
         write_text(options.html, evaluation_page(results, records[: own.shown]))
     return {**results, "explanations": records}
 
 
-def _measuring(
-    ask: Ask, model: LanguageModel, found: ActivationRows, config: LensConfig, world: World
-) -> tuple[Measuring, SpreadRows]:
-    """What measures rows, with baselines that are fitted now, and the rows. Collective."""
+def _subject(
+    ask: Ask, model: LanguageModel, found: ActivationRows, config: LensConfig, stage: str, world: World
+) -> Subject:
+    """What is measured, with baselines that are fitted now. Collective."""
     own = config.evaluation
     baselines = fit_baselines(ask, found.train, own.fit_rows, config.batch_size, world)
-    return Measuring(ask, model, baselines, own.best_of), SpreadRows(found.validation, own.rows)
+    part, table = found.last
+    rows = SpreadRows(table, own.rows)
+    activations = compute_values(rows, lambda batch: {"A": activation_of(ask, batch)}, config.batch_size, world)["A"]
+    return Subject(Measuring(ask, model, baselines, own.best_of), rows, part, variance_of(activations), stage)
 
 
-def _found(
-    values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageModel, config: LensConfig
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    about = {"model": model.name, "layer": config.layer_l}
-    how = {"t_text": config.t_text, "best_of": config.evaluation.best_of}
-    return {**about, **how, **results_of(values)}, records_of(values, rows, model)
-
-
-def records_of(values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageModel) -> list[dict[str, Json]]:
+def records_of(values: Mapping[str, Tensor], subject: Subject) -> list[dict[str, Json]]:
     """One record for each row: its context, its explanations, and how well they do."""
+    rows, model = subject.rows, subject.measuring.model
     given = rows.rows(np.arange(len(rows)))
     error, kl = (dict(zip(METHODS, values[name].double().unbind(1), strict=True)) for name in ("error", "kl"))
     square = error["zero"]
@@ -226,9 +246,17 @@ def table_of(results: Mapping[str, Any]) -> Table:
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print the table, and what it is of."""
-    print_text(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
+    print_text(_about_results(results))
     print_text(table_of(results).text())
     print_text(_same(results))
+
+
+def _about_results(results: Mapping[str, Any]) -> str:
+    return _about(results["rows"], results["part"], results["stage"], results["layer"], results["model"])
+
+
+def _about(rows: int, part: str, stage: str, layer: int, model: str) -> str:
+    return f"stage {stage!r}, {rows:,} activations of layer {layer} of {model}: {PART_NOTES[part]}"
 
 
 def _same(results: Mapping[str, Any]) -> str:
@@ -237,11 +265,11 @@ def _same(results: Mapping[str, Any]) -> str:
 
 def evaluation_page(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> str:
     """Metrics and explanations."""
-    about = f"{results['rows']:,} held-out activations, explained in {results['t_text']} tokens"
+    about = f"{_about_results(results)}; {results['t_text']} tokens explain one"
     more = [note(f"The first {len(records)} of {results['rows']:,}.")] if len(records) < results["rows"] else []
     return page(
         f"Layer {results['layer']} of {results['model']}",
-        note(f"{about}."),
+        note(f"{about[0].upper()}{about[1:]}."),
         note(f"{_same(results)}."),
         section("How much of the activations survives", _metrics(results), note(_ABOUT_METRICS)),
         section("Explanations", note(_ABOUT_TEXTS), _texts(results, records), *more),

@@ -1,5 +1,8 @@
 """How well activations survive: what a lens and the baselines rebuild of each, and what the model makes of that.
 
+There is one definition of the fraction of variance explained (FVE), in validation as in evaluation: see
+`explained_variance`.
+
 A lens is compared with the mean of the training activations, and with the linear lens. That is the logit lens turned
 around without a trained decoder or encoder: the model's own last norm and head name the T likeliest tokens of an
 activation, and a ridge regression, fitted on training activations, rebuilds it from the mean embedding of those.
@@ -31,6 +34,18 @@ _RIDGE = 1e-3
 """The penalty of the regression, as a share of the features' mean variance."""
 _LONGEST = 4
 """A text that is tokenized again may have so many times as many tokens; what is beyond is cut off."""
+
+
+def explained_variance(error: float, variance: float) -> float:
+    """FVE = 1 - mean |A - A_hat|^2 / mean |A - M|^2, where M is the mean of A over the same activations as both means
+    are: those that are measured, not those of training. So it is R squared, with all dimensions added up."""
+    return 1 - error / variance
+
+
+def variance_of(activations: Tensor) -> float:
+    """The mean squared distance of activations [rows, width] to their mean."""
+    wide = activations.double()
+    return float((wide - wide.mean(0)).square().sum(1).mean())
 
 
 class SpreadRows:
@@ -193,16 +208,16 @@ def _error(activation: Tensor, rebuilt: Tensor) -> Tensor:
     return (activation - rebuilt.to(activation.dtype)).square().sum(1)
 
 
-def results_of(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The metrics of all methods, from the values of all rows.
+def results_of(values: Mapping[str, Tensor], variance: float) -> dict[str, Any]:
+    """The metrics of all methods, from the values of all rows and the variance of their activations.
 
-    `fve` is the fraction of variance explained, around the mean of training; `kl_recovered` likewise: 1 where the
-    model's output is its own, 0 where it is that with the mean.
+    `fve` is the fraction of variance explained; `kl_recovered` is 1 where the model's output is its own, 0 where it is
+    that with the mean of training in the activation's place.
     """
     error, kl = (dict(zip(METHODS, values[name].double().unbind(1), strict=True)) for name in ("error", "kl"))
     methods = {
         name: {
-            "fve": 1 - float(error[name].sum() / error["mean"].sum()),
+            "fve": explained_variance(float(error[name].mean()), variance),
             "kl_recovered": 1 - float(kl[name].sum() / kl["mean"].sum()),
             "kl": float(kl[name].mean()),
             "relative_error": float((error[name] / error["zero"]).mean()),

@@ -24,8 +24,17 @@ from torch.nn.functional import log_softmax
 from samestep import Batch, noise, policy
 from samestep.models.residual_stream import ResidualStream, with_head
 from samestep.models.wide import wide
-from samestep.recipes.lens.parts import Decoder, Encoder, Kind, LensShape, NamedAdapters, trained_copy
-from samestep.recipes.lens.writing import Explanation, KeyedDraws, write_text
+from samestep.recipes.lens.parts import (
+    Decoder,
+    Encoder,
+    Explanation,
+    KeyedDraws,
+    Kind,
+    LensShape,
+    NamedAdapters,
+    trained_copy,
+    write_text,
+)
 
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
@@ -68,6 +77,11 @@ class Lens(nn.Module):
         if head is not None:
             return ResidualStream(with_head(own or self.model, head))
         return self._stream if own is None else ResidualStream(own)
+
+    @property
+    def width(self) -> int:
+        """Numbers in an activation."""
+        return self._stream.width
 
     @property
     def shard_units(self) -> list[nn.Module]:
@@ -140,9 +154,10 @@ class Lens(nn.Module):
         tokens."""
         return {"rebuilt": self.rebuild(batch["text"], batch["length"])}
 
-    def activation(self, batch: Batch) -> dict[str, Tensor]:
-        """The `activation` of the batch, or what leaves block `layer` at batch["position"] of batch["tokens"]."""
-        return {"activation": self._activation(batch)}
+    def activation(self, batch: Batch, layer: int | None = None) -> dict[str, Tensor]:
+        """The `activation` of the batch, or what leaves a block at batch["position"] of batch["tokens"]: that of the
+        lens, or block `layer`."""
+        return {"activation": self._activation(batch, layer)}
 
     @torch.no_grad()
     def reinsertion(self, batch: Batch) -> dict[str, Tensor]:
@@ -241,14 +256,14 @@ class Lens(nn.Module):
             likely = log_softmax(wide(self._stream.logits(given)), -1)
         return policy.kl_divergence(found.log_probs[:, skipped:], likely).mean(1)
 
-    def _activation(self, batch: Batch) -> Tensor:
+    def _activation(self, batch: Batch, layer: int | None = None) -> Tensor:
         if "activation" in batch:
             return batch["activation"]
-        return self._leaving(batch["tokens"], batch["position"])
+        return self._leaving(batch["tokens"], batch["position"], layer)
 
     @torch.no_grad()
-    def _leaving(self, tokens: Tensor, position: Tensor) -> Tensor:
-        return _at(self._stream.leaving(tokens, self.shape.layer), position)
+    def _leaving(self, tokens: Tensor, position: Tensor, layer: int | None = None) -> Tensor:
+        return _at(self._stream.leaving(tokens, self.shape.layer if layer is None else layer), position)
 
     def _prompted(self, activations: Tensor) -> Tensor:
         return self.decoder.prompted(activations, self._stream.embedding.weight.dtype)

@@ -8,7 +8,7 @@ from samestep.recipes.lens.config import LensConfig
 
 # 13 samples in batches of 6 end an epoch in a step with one row, which 2 and 3 ranks share.
 _VERIFY: dict[str, Any] = {
-    "data": {"limit": 6, "validation_fraction": 0.3},
+    "data": {"limit": 14, "validation_fraction": 0.2, "test_fraction": 0.2},
     "pretrain": {
         "network": {
             "d_model": 16,
@@ -26,6 +26,7 @@ _VERIFY: dict[str, Any] = {
         "min_position": 3,
         "num_samples": 13,
         "validation_samples": 7,
+        "test_samples": 7,
         "batch_size": 3,
         "save_every": 2,
     },
@@ -60,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "batch_size": 64,
             "learning_rate": 4e-3,
         },
-        "activation_dumper": {"seq_len": 24, "validation_samples": 512, "batch_size": 128},
+        "activation_dumper": {"seq_len": 24, "validation_samples": 512, "test_samples": 512, "batch_size": 128},
         "layer_l": 1,
         "t_text": 4,
         "decoder_prompt": "<embed>",
@@ -133,11 +134,16 @@ NO_EFFECT = (
     NoEffect(
         (
             "data.*",
-            *(f"activation_dumper.{name}" for name in ("num_samples", "validation_samples", "seq_len", "position")),
+            *(f"activation_dumper.{name}" for name in ("*_samples", "seq_len", "position")),
             *(f"activation_dumper.{name}" for name in ("min_position", "batch_size", "dtype", "save_every")),
         ),
         lambda c: c.activation_dumper.source is not None,
         "the activations of activation_dumper.source are taken as they are; leave out that to dump others, or this",
+    ),
+    NoEffect(
+        "activation_dumper.test_samples",
+        lambda c: not c.data.test_fraction,
+        "no texts are kept for the test; set data.test_fraction above 0, or leave it out",
     ),
     NoEffect(
         ("pretrain.max_steps", "pretrain.batch_size", "pretrain.learning_rate"),

@@ -1,6 +1,6 @@
 """What a run does: what is refused before it is recorded, and its stages.
 
-The stages are the built-in model (if none is named), tokens, activations (if they are dumped), a warm start, training,
+The stages are tokens, the built-in model (if none is named), activations (if they are dumped), a warm start, training,
 rewards, evaluation.
 """
 
@@ -8,25 +8,25 @@ from dataclasses import replace
 from functools import partial
 
 from samestep import TRAINING_SETTINGS, Fit, LanguageModel, Stage, UserError, World
-from samestep.data.pydoc_topics import BUILT_IN_TEXT
-from samestep.kit.dump_settings import dump_config
 from samestep.kit.language_model import BUILT_IN
 from samestep.kit.named_model import is_at_hand
 from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, dump_inputs, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
 from samestep.recipes.lens.language_model import check_weights, open_model, prompt_tokens
-from samestep.recipes.lens.task import FVE, LensRewards, LensStage, LensTraining, LensWarmStart
-from samestep.recipes.lens.texts import (
-    PRETOKENIZE,
-    PRETRAIN,
-    build_pretokenize,
-    build_pretrain,
-    keep_weights,
-    texts_of,
+from samestep.recipes.lens.pretraining import PRETRAIN, build_pretrain, keep_weights
+from samestep.recipes.lens.task import (
+    FVE,
+    LensRewards,
+    LensStage,
+    LensTraining,
+    LensWarmStart,
 )
+from samestep.recipes.lens.texts import load_texts
+from samestep.recipes.lens.token_rows import PRETOKENIZE, build_pretokenize, remove_shares
+from samestep.train.api.dump import dump_config
 
-TRAIN, WARM_START = "train", "warm_start"
+WARM_START, TRAIN, GRPO = "warm_start", "train", "grpo"
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
 _OF_DRAWN_TOKENS = (
@@ -38,7 +38,7 @@ _OF_TRAINING = (
     *("t_text", "decoder_prompt", "kv_cache", "init_from"),
     *("trainable_components.*", "warm_start.*", "grpo.*", "evaluation.*"),
 )
-_OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
+_OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.*_samples", "activation_dumper.*position")
 
 
 def resolve_config(config: LensConfig) -> LensConfig:
@@ -51,7 +51,7 @@ def resolve_config(config: LensConfig) -> LensConfig:
     folder = dump_folder(config)
     if folder is None:
         if config.model_name is None and model is not None:
-            texts_of(config, model)
+            load_texts(config.data, config.seed)
         return config
     found = dump_inputs(folder)
     model_name, layer = found.get("model"), found.get("layer")
@@ -107,12 +107,13 @@ def stages(config: LensConfig) -> list[Stage]:
     train = stage(TRAIN, LensTraining, validate=LensTraining.validate)
     if config.warm_start.max_steps:
         ignored = (*later, *_OF_DRAWN_TOKENS)
-        found.append(with_train(WARM_START, LensWarmStart, config=_warm_start_config, ignores=ignored))
+        own = {"config": _warm_start_config, "ignores": ignored}
+        found.append(with_train(WARM_START, LensWarmStart, **own))
         train = replace(train, start=f"{WARM_START}:best", config=_validated_from_start)
     found.append(train)
     if config.grpo.max_steps:
-        start = f"{TRAIN}:best"
-        found.append(with_train("grpo", LensRewards, config=_grpo_config, start=start, ignores=("evaluation.*",)))
+        own = {"config": _grpo_config, "ignores": ("evaluation.*",)}
+        found.append(with_train(GRPO, LensRewards, start=f"{TRAIN}:best", **own))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
         unused = TRAINING_SETTINGS  # a training with other settings is not taken over, and so neither is this
@@ -121,8 +122,9 @@ def stages(config: LensConfig) -> list[Stage]:
 
 
 def _preparation(config: LensConfig) -> list[Stage]:
-    found: list[Stage] = []
     unused = (*TRAINING_SETTINGS, *_OF_TRAINING)
+    ignored = (*unused, *_OF_SAMPLES, "activation_dumper.dtype", "pretrain.*")
+    found = [Stage(PRETOKENIZE, build_pretokenize, finish=remove_shares, config=_dump_config, ignores=ignored)]
     if config.model_name is None:
         found.append(
             Stage(
@@ -132,11 +134,9 @@ def _preparation(config: LensConfig) -> list[Stage]:
                 best=("val/nats", "min"),
                 finish=keep_weights,
                 config=_pretrain_config,
-                ignores=(*_OF_TRAINING, *_OF_SAMPLES, "activation_dumper.validation_samples"),
+                ignores=(*_OF_TRAINING, *_OF_SAMPLES),
             )
         )
-    ignored = (*unused, *_OF_SAMPLES, "activation_dumper.validation_samples", "activation_dumper.dtype", "pretrain.*")
-    found.append(Stage(PRETOKENIZE, build_pretokenize, config=_dump_config, ignores=ignored))
     if config.activation_dumper.mode == "dumped":
         found.append(Stage(DUMP, build_dump, config=_dump_config, ignores=unused))
     return found
@@ -181,21 +181,12 @@ def _evaluation_config(config: LensConfig) -> LensConfig:
 
 
 def describe(config: LensConfig) -> dict[str, str]:
-    """Data, model and objective, for the banner."""
+    """Data and model, for the banner of every stage."""
     shape, dumper = config.pretrain.network, config.activation_dumper
     own = f"built-in, {shape.n_layers} layers of width {shape.d_model}, on bytes"
-    weights = {
-        "kl": config.kl_base_weight,
-        "lm": config.lm_base_weight,
-        "entropy": -config.entropy_weight,
-        "mse": config.mse_weight,
-    }
     own_samples = f"{dumper.mode}, {dumper.position} positions in {dumper.seq_len} tokens"
     return {
-        "dataset": config.data.path or f"{BUILT_IN_TEXT} (the text inside Python)",
+        "dataset": config.data.name,
         "model": f"{config.model_name or own}, layer {config.layer_l}",
         "activations": f"dump of {dumper.source}" if dumper.source else own_samples,
-        "explanation": f"{config.t_text} tokens",
-        "trained": ", ".join(config.trainable_components.trained),
-        "loss": " + ".join(f"{weight:g} {term}" for term, weight in weights.items() if weight).replace("+ -", "- "),
     }

@@ -38,6 +38,7 @@ from samestep import (
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig, ValueSchedule
 from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model, prompt_tokens
+from samestep.recipes.lens.measuring import explained_variance, variance_of
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.parts import Kind, LensShape
 from samestep.train.logging.metrics import MetricValues
@@ -64,8 +65,14 @@ class LensStage:
         self.length = self.feed.length
         self.state: Mapping[str, Any] = {LEARNER: self.learner}
         self._variance: float | None = None
+        trained = ", ".join(self.config.trainable_components.trained)
+        bench.banner |= {"explanation": f"{self.config.t_text} tokens", "trained": trained, "loss": self.formula()}
         check_reinsertion(bench, self.learner, rows)
         bench.screen.print(f"{len(rows.train):,} activations, {len(rows.validation):,} for validation")
+
+    def formula(self) -> str:
+        """The loss of the stage."""
+        raise NotImplementedError
 
     def validate(self, tick: Tick) -> MetricValues:
         """Means of all terms over the validation rows, and the share of the activations' variance that is
@@ -73,8 +80,12 @@ class LensStage:
         found = evaluate(self.learner, self._validation, _measure, tick.step)
         if self._variance is None:
             self._variance = variance_of(gather_rows(self.learner, self._validation, _activation)["activation"])
-        explained = {FVE: 1 - found.pop("error") / self._variance}
+        explained = {FVE: explained_variance(found.pop("error"), self._variance)}
         return {f"val/{name}": value for name, value in (explained | found).items()}
+
+
+def _formula(mix: Mapping[str, float]) -> str:
+    return " + ".join(f"{weight:g} {term}" for term, weight in mix.items() if weight).replace("+ -", "- ")
 
 
 def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -86,12 +97,6 @@ def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 def _activation(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
     found: Mapping[str, Tensor] = network(batch, Lens.activation)
     return found
-
-
-def variance_of(activations: Tensor) -> float:
-    """The mean squared distance of activations [rows, width] to their mean."""
-    wide = activations.double()
-    return float((wide - wide.mean(0)).square().sum(1).mean())
 
 
 def check_reinsertion(bench: Bench, learner: Learner, rows: ActivationRows) -> None:
@@ -122,12 +127,20 @@ def check_reinsertion(bench: Bench, learner: Learner, rows: ActivationRows) -> N
 class LensWarmStart(LensStage):
     """Decoder and encoder learn from the context itself."""
 
+    def formula(self) -> str:
+        return _formula(warm_start_mix(self.config))
+
     def step(self, tick: Tick) -> Metrics:
         given = self.feed[tick.step].changed(self._with_written)
-        return self.learner.update(given, _given_text, {"nats": 1.0, "mse": self.config.warm_start.mse_weight})
+        return self.learner.update(given, _given_text, warm_start_mix(self.config))
 
     def _with_written(self, batch: Batch) -> Batch:
         return {**batch, "written": last_tokens(batch["tokens"], batch["position"], self.config.t_text)}
+
+
+def warm_start_mix(config: LensConfig) -> dict[str, float]:
+    """The coefficients of the terms of a warm start."""
+    return {"nats": 1.0, "mse": config.warm_start.mse_weight}
 
 
 def last_tokens(tokens: Tensor, position: Tensor, count: int) -> Tensor:
@@ -145,6 +158,13 @@ def _given_text(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 class LensTraining(LensStage):
     """Both learn through the straight-through Gumbel-softmax."""
 
+    def formula(self) -> str:
+        alpha = self.config.alpha_schedule
+        if alpha.type == "constant":
+            return _formula(training_mix(self.config, alpha.start))
+        formula = _formula(training_mix(self.config, 1.0)).replace(" lm", " alpha lm")
+        return f"{formula} (alpha from {alpha.start:g} to {alpha.end:g})"
+
     def step(self, tick: Tick) -> Metrics:
         tau = self._at_step(self.config.gumbel_tau_schedule, tick.step)
         # A tensor, since a number would be compiled in.
@@ -160,20 +180,18 @@ class LensTraining(LensStage):
 
     def mix(self, step: int) -> dict[str, float]:
         """The coefficients of the terms that are trained, at a step."""
-        config = self.config
-        return trained_mix(
-            {
-                "kl": config.kl_base_weight,
-                "lm": config.lm_base_weight * self._at_step(config.alpha_schedule, step),
-                "entropy": -config.entropy_weight,
-                "mse": config.mse_weight,
-            }
-        )
+        return training_mix(self.config, self._at_step(self.config.alpha_schedule, step))
 
     def _at_step(self, schedule: ValueSchedule, step: int) -> float:
         plan = self.bench.known_plan
         assert plan is not None
         return schedule.at(step, plan.steps_per_epoch, plan.steps)
+
+
+def training_mix(config: LensConfig, alpha: float) -> dict[str, float]:
+    """The coefficients of the terms that are trained through drawn tokens."""
+    weights = {"kl": config.kl_base_weight, "lm": config.lm_base_weight * alpha, "entropy": -config.entropy_weight}
+    return trained_mix({**weights, "mse": config.mse_weight})
 
 
 def _terms(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -191,6 +209,12 @@ def trained_mix(weights: Mapping[str, float]) -> dict[str, float]:
     return {term: weight for term, weight in weights.items() if weight or term == "mse"}
 
 
+def rewards_mix(config: LensConfig) -> dict[str, float]:
+    """The coefficients of the terms that are trained with rewards."""
+    own = config.grpo
+    return trained_mix({"policy": 1.0, "mse": own.mse_weight, "entropy": -own.entropy_weight})
+
+
 class LensRewards(LensStage):
     """Decoder and encoder learn from drawn explanations."""
 
@@ -198,13 +222,15 @@ class LensRewards(LensStage):
         super().__init__(bench)
         self._grpo = self.config.grpo
 
+    def formula(self) -> str:
+        return _formula(rewards_mix(self.config))
+
     def step(self, tick: Tick) -> Metrics:
         rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
         reward = self.bench.moments(rollout, "reward")
         metrics: Metrics = {}
-        mix = trained_mix({"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight})
         for _ in range(self._grpo.inner_epochs):
-            metrics = self.learner.update(rollout, self._loss, mix)
+            metrics = self.learner.update(rollout, self._loss, rewards_mix(self.config))
         return {**metrics, "reward": Metric(reward.mean, same=True), "reward_std": Metric(reward.std, same=True)}
 
     def _draw(self, batch: Batch) -> Batch:

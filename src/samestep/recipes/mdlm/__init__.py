@@ -6,11 +6,12 @@ training     objective.py (the loss), stages.py (what a run takes from data and 
              pt_files.py (checkpoint_epoch_N.pt)
 sampling     sampling.py (the sampler), generating.py (`samestep sample`, also for text with gaps), animation.py
 evaluation   evaluation.py (`samestep evaluate`: log-likelihoods, and the tasks of lm-evaluation-harness)
-exchange     pretrained.py (published LLaDA folders: read and export)
+exchange     pretrained.py (published LLaDA folders: read and export), published_code.py (the code that goes with them)
 """
 
 from samestep import Alias, Recipe, Verb
 from samestep.core.config import paths_of
+from samestep.kit.prompts import generate_texts
 from samestep.models.transformer import Transformer
 from samestep.recipes.mdlm.config import NO_EFFECT, PRESETS, MdlmConfig
 from samestep.recipes.mdlm.evaluation import EvaluationOptions, evaluate, show_results
@@ -25,6 +26,7 @@ __all__ = ["MdlmConfig", "recipe"]
 recipe = Recipe(
     config=MdlmConfig,
     stages=stages,
+    version=2,
     presets=PRESETS,
     aliases={
         "data_dir": "data.path",
@@ -39,6 +41,7 @@ recipe = Recipe(
     read_tokenizer=read_tokenizer,
     networks=lambda config: {"model": lambda: Transformer(config.model)},
     sample=Verb(generate, SampleOptions, aliases={name: f"sampling.{name}" for name in paths_of(SamplingConfig)}),
+    methods={"generate": generate_texts},
     evaluate=Verb(evaluate, EvaluationOptions, show=show_results),
     export=export,
 )

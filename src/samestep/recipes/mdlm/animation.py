@@ -28,7 +28,6 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 INVALID = "\ufffd"
 MAX_CHARACTER_BYTES = 4
 """Bytes of the longest character in UTF-8, hence the most tokens that one character takes."""
-STYLE, SCRIPT = (Path(__file__).with_name(f"animation.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
 SECONDS_PER_PASS = 0.05
 """Each pass is shown at least this long: a small network would be done before anything is seen."""
 NEW, DIM = "bold reverse green", "dim"
@@ -92,7 +91,8 @@ class AnimatedText:
 def html_page(texts: Sequence[AnimatedText], title: str, about: str) -> str:
     """The HTML page; `about` is a line under the title."""
     parts = note(about), _legend(), element("div", id="texts"), _bar()
-    return page(title, *parts, style=STYLE, script=SCRIPT, data=[asdict(text) for text in texts])
+    style, script = (Path(__file__).with_name(f"animation.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    return page(title, *parts, style=style, script=script, data=[asdict(text) for text in texts])
 
 
 def _legend() -> Html:

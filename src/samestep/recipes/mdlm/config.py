@@ -11,6 +11,8 @@ from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, holds_chats, hol
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 
+LLADA_SAMPLING: dict[str, Any] = {"max_new_tokens": 128, "block_length": 32, "temperature": 0.0}
+"""How LLaDA's authors sample: the likeliest tokens in blocks of 32, the most confident first, one a pass."""
 _VERIFY_MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 32, "init_std": 0.1}
 _BOTH_VERIFY = {
     "distributed": {"dtype": "float64"},
@@ -86,7 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "rope_theta": 500000.0,
             "max_sequence_length": 4096,
         },
-        "sampling": {"max_new_tokens": 128, "block_length": 32, "temperature": 0.0},
+        "sampling": LLADA_SAMPLING,
         "distributed": {"strategy": "fsdp", "mixed_precision": "bf16"},
         "batch_size": 1,
         "accumulation": 8,
@@ -95,20 +97,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warmup_ratio": 0.03,
         "final_lr_ratio": 0.1,
     },
-    # Milliseconds a step in float64. Both regions end in a partial row, an epoch in a smaller batch, and some rows are
+    # Milliseconds a step in float64. Both regions end in a partial row, an epoch in a smaller batch, and some steps are
     # cut, so that any wrong weighting shows here.
     "verify": {
         **_BOTH_VERIFY,
         "data": {"sequence_length": 16, "limit": 1610},
         "model": {**_VERIFY_MODEL, "max_sequence_length": 64},
-        "objective": {"cut_rows": 0.1, "validation_times": 2},
+        "objective": {"cut_rows": 0.2, "validation_times": 2},
         "sampling": {"max_new_tokens": 16, "steps": 4, "block_length": 8},
     },
-    # The same for answers to prompts, with averaged weights and .pt files, all of which a resume must restore.
+    # The same for answers to prompts, padded to another width from step to step, with averaged weights and .pt files,
+    # all of which a resume must restore.
     "verify-sft": {
         **_BOTH_VERIFY,
-        "data": {"path": QUESTIONS, "sequence_length": 72, "limit": 3240},
-        "model": {**_VERIFY_MODEL, "max_sequence_length": 96},
+        "data": {"path": QUESTIONS, "sequence_length": 128, "limit": 5760},
+        "model": {**_VERIFY_MODEL, "max_sequence_length": 160},
         "objective": {"validation_times": 2},
         "sampling": {"max_new_tokens": 8, "steps": 2},
         "ema_decay": 0.8,
@@ -135,6 +138,8 @@ class MdlmConfig(Config):
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights with this decay, such as 0.999, for validation, sampling and
     export; 0: no average."""
+    bucketed: bool = True
+    """Put chats of similar length into one step, for less padding."""
     pt_checkpoints: bool = False
     """Also write checkpoint_epoch_N.pt after every epoch, for older scripts; `--resume FILE` continues from one."""
     samples_at_end: CountOrZero = free(1)
@@ -154,6 +159,11 @@ NO_EFFECT = (
         "objective.cut_rows",
         lambda c: holds_chats(c.data),
         "rows of running text are cut, and the data is chats; leave it out",
+    ),
+    NoEffect(
+        ("bucketed", "objective.wide_steps"),
+        lambda c: not holds_chats(c.data),
+        "rows of running text have one length, and are not padded; leave it out",
     ),
     NoEffect(
         "data.validation_fraction",

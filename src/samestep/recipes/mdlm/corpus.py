@@ -39,7 +39,7 @@ class DataConfig(RecordsConfig):
     (`pydoc_data.topics`)."""
     sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
-    rows of their own length."""
+    rows of their own lengths."""
     validation_fraction: PartialShare = 0.1
     """Share that is kept for validation: of records, by their content; of a text file, its end; a prepared folder has
     its own."""
@@ -58,9 +58,9 @@ class Corpus:
     tokenizer: Tokenizer
     origin: text.Tokens | Mapping[str, Any]
     """What the hash of the corpus is computed from: its tokens, or the metadata of a folder."""
-    validation_bytes_per_token: float | None = 1.0
-    """Bytes of text per token that counts in validation; 1 if tokens are bytes. None for chats: most of the tokens that
-    count are padding after an answer, and stand for no text."""
+    validation_bytes_per_token: float = 1.0
+    """Bytes of text per token that counts in validation; 1 if tokens are bytes. Of chats the answers count, each with
+    its end token."""
 
     @property
     def sft(self) -> bool:
@@ -199,7 +199,9 @@ def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:
     if folder.train_rows is not None and folder.validation_rows is not None:
         train = AnswerRows(folder.train, _first(folder.train_rows, share), row_length(config), pad)
         validation = AnswerRows(folder.validation, _first(folder.validation_rows, share), row_length(config), pad)
-        return Corpus(name, train, validation, folder.tokenizer, metadata, validation_bytes_per_token=None)
+        return Corpus(
+            name, train, validation, folder.tokenizer, metadata, metadata["val_bytes"] / metadata["val_answer_tokens"]
+        )
     head, tail = (text.part(tokens, 0, round(len(tokens) * share)) for tokens in (folder.train, folder.validation))
     rows = _text_rows(name, head, tail, row_length(config), pad)
     return Corpus(name, *rows, folder.tokenizer, metadata, metadata["val_bytes"] / metadata["val_tokens"])
@@ -246,7 +248,9 @@ def load_questions(config: DataConfig) -> Corpus:
     tokens = np.array([token for row in rows for token in row.tokens])
     pad = tokenizer.vocabulary.eos
     regions = (_answer_rows(train, length, pad), _answer_rows(validation, length, pad))
-    return Corpus(QUESTIONS, *regions, tokenizer, tokens, validation_bytes_per_token=None)
+    counted = [min(len(row.tokens), length) - row.prompt for row in validation]
+    size = sum(min(row.size, tokens) for row, tokens in zip(validation, counted))
+    return Corpus(QUESTIONS, *regions, tokenizer, tokens, size / sum(counted))
 
 
 def _question_rows() -> Iterator[ChatRow]:

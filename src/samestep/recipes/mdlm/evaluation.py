@@ -17,8 +17,12 @@ untrained network with uniform logits gives exactly -L log V, where V is the num
 
 import importlib
 import math
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,8 @@ from samestep import Trained, UserError, World, noise
 from samestep.core.config.bounds import Count, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
+from samestep.core.json_files import Json
 from samestep.core.pages.tables import Column, Table
-from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.recipes.mdlm.config import MdlmConfig
@@ -44,11 +48,14 @@ from samestep.recipes.mdlm.sampling import (
     log_probability,
     logits_at,
     sample,
+    say_tokens_a_pass,
     until_end,
 )
 
 COUNT = noise.purpose("mdlm.likelihood.count")
 CHOICE = noise.purpose("mdlm.likelihood.choice")
+RUNS_CODE = ("marked as unsafe", "HF_ALLOW_CODE_EVAL")
+"""What the harness, or the metric that runs programs, says when it refuses to."""
 PromptAnswer = tuple[list[int], list[int]]
 """A prompt and an answer, in tokens."""
 HarnessRequest = Any
@@ -57,8 +64,8 @@ HarnessRequest = Any
 
 @dataclass(frozen=True)
 class EvaluationOptions(CheckedConfig):
-    """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.steps 64); the
-    task sets its length and temperature."""
+    """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.block_length 32),
+    but its length and temperature are the task's."""
 
     tasks: str = ""
     """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them."""
@@ -70,8 +77,13 @@ class EvaluationOptions(CheckedConfig):
     """Number of worked examples before each question, in place of the task's own number."""
     draws: Count = 128
     """Monte-Carlo draws for each likelihood."""
+    max_new_tokens: Count | None = None
+    """Tokens to generate where a task sets no number; null is a quarter of what the network takes: LLaDA's 1024."""
     chat: bool = False
     """Ask as a user of a chat: for instruction-tuned models."""
+    allow_code: bool = False
+    """Allow tasks, such as humaneval and mbpp, that run the programs which the model writes: on this machine and as
+    you, so they can read, change and send whatever you can. Use a container without your files and without network."""
     dtype: Dtype | None = None
     """Type of the network, in place of the type the model was trained in."""
 
@@ -95,16 +107,30 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> Mapp
         raise UserError("samestep evaluate needs lm-evaluation-harness: pip install 'samestep[eval]'") from None
     tokenizer = model_tokenizer(trained)
     index = _find_tasks(options)
-    with open_network(trained, world.device, options.dtype) as module:
-        results = harness.simple_evaluate(
-            _as_harness_model(HarnessModel(module, tokenizer, trained.config, options, world)),
-            tasks=options.names,
-            task_manager=index,
-            num_fewshot=options.fewshot,
-            limit=options.limit,
-            log_samples=False,
-            bootstrap_iters=1000,
-        )
+    if options.allow_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"
+    with ExitStack() as stack:
+
+        @cache
+        def model() -> HarnessModel:  # opened by the first request, once the tasks are known to be usable
+            module = stack.enter_context(open_network(trained, world.device, options.dtype))
+            return HarnessModel(module, tokenizer, trained.config, options, world)
+
+        try:
+            results = harness.simple_evaluate(
+                _as_harness_model(model),
+                tasks=options.names,
+                task_manager=index,
+                num_fewshot=options.fewshot,
+                limit=options.limit,
+                log_samples=False,
+                bootstrap_iters=1000,
+                confirm_run_unsafe_code=options.allow_code,
+            )
+        except ValueError as error:
+            if options.allow_code or not any(mark in str(error) for mark in RUNS_CODE):
+                raise
+            raise _refused_code(options.tasks) from None
     return dict(results or {})
 
 
@@ -119,14 +145,40 @@ def _find_tasks(options: EvaluationOptions) -> Any:
     if missing:
         where = own or "the harness; give --include_path FOLDER for task files of your own"
         raise UserError(f"there is no task {missing[0]!r} in {where}")
+    files = {name: getattr(found.task_index.get(name), "yaml_path", None) for name in found.match_tasks(options.names)}
+    unsafe = [name for name, file in files.items() if _runs_code(file)]
+    if unsafe and not options.allow_code:
+        raise _refused_code(unsafe[0])
     return found
 
 
-def _as_harness_model(model: "HarnessModel") -> Any:
+def _runs_code(path: Path | None) -> bool:
+    """Whether a task's file, or one that it includes, marks it so. Loading the task would already run some code; what
+    this does not find, such as in a group, the harness itself refuses."""
+    if path is None or not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8")
+    included = re.search(r"^include:\s*(\S+)", text, re.MULTILINE)
+    is_marked = re.search(r"^unsafe_code:\s*true", text, re.MULTILINE | re.IGNORECASE) is not None
+    return is_marked or (included is not None and _runs_code(path.parent / included[1]))
+
+
+def _refused_code(tasks: str) -> UserError:
+    return UserError(
+        f"{tasks} runs programs that the model writes, here and as you: leave it out, or allow it with --allow_code, "
+        "best in a container without your files and without network"
+    )
+
+
+def _as_harness_model(model: Callable[[], "HarnessModel"]) -> Any:
     """The model as a subclass of the harness's `LM`."""
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda _, requests: getattr(model(), name)(requests)
+
     base = importlib.import_module("lm_eval.api.model").LM
     methods = ("loglikelihood", "loglikelihood_rolling", "generate_until")
-    return type("SamestepModel", (base,), {name: getattr(model, name) for name in methods})()
+    return type("SamestepModel", (base,), {name: method(name) for name in methods})()
 
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
@@ -191,8 +243,13 @@ class HarnessModel:
     def generate_until(self, requests: Sequence[HarnessRequest]) -> list[str]:
         """For (context, settings): the generated continuation, up to the first of the settings' `until`."""
 
+        every = [self._generation_args(*request.args) for request in requests]
+        longest = max((options for _, options, _ in every), key=lambda options: options.max_new_tokens, default=None)
+        if longest is not None:
+            say_tokens_a_pass(longest, longest.max_new_tokens, self.world)
+
         def work(mine: Sequence[int]) -> list[Json]:
-            wanted = [self._generation_args(*requests[number].args) for number in mine]
+            wanted = [every[number] for number in mine]
             generated = [""] * len(mine)
             shapes = [(len(prompt), options) for prompt, options, _ in wanted]
             for batch in batches_by_shape(shapes, self.config.batch_size):
@@ -249,7 +306,8 @@ class HarnessModel:
         until = settings.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         longest = self.config.model.max_sequence_length
-        length = min(int(settings.get("max_gen_toks", self.config.sampling.max_new_tokens)), longest - 1)
+        usual = self.options.max_new_tokens or max(1, longest // 4)
+        length = min(int(settings.get("max_gen_toks", usual)), longest - 1)
         do_sample = bool(settings.get("do_sample", False))
         temperature = float(settings.get("temperature", self.config.sampling.temperature)) if do_sample else 0.0
         options = replace(self.config.sampling, max_new_tokens=length, temperature=temperature)

@@ -22,8 +22,8 @@ from torch import nn
 
 from samestep import Trained, UserError, World
 from samestep.core.console import PlainConsole
+from samestep.core.json_files import Json
 from samestep.core.paths import check_new_file
-from samestep.core.records import Json
 from samestep.core.safe_files import write_text
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
@@ -32,7 +32,15 @@ from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.precision import autocast, cast_weights
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
 from samestep.recipes.mdlm.pretrained import model_tokenizer
-from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape, fill, until_end
+from samestep.recipes.mdlm.sampling import (
+    Observer,
+    SamplingConfig,
+    SamplingPass,
+    batches_by_shape,
+    fill,
+    say_tokens_a_pass,
+    until_end,
+)
 from samestep.train.trained.batch_inference import compute_dtype, in_order, say_idle
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -193,6 +201,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     ids = [request.id for request in requests]
     batches = batches_by_shape([template.shape() for template in templates], trained.config.batch_size)
     say_idle(max(0, world.size - len(batches)), world)
+    say_tokens_a_pass(trained.config.sampling, max(template.shape()[1] for template in templates), world)
     mine: list[tuple[int, SampledText]] = []
     with world.together("writing"), ExitStack() as stack:
         module = stack.enter_context(open_network(trained, world.device, options.dtype))

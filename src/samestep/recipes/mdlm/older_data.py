@@ -56,15 +56,16 @@ class FixedRows(TokenRows):
 
     def __init__(self, tokens: RowFile, count: int) -> None:
         """The first `count` rows."""
-        self.tokens, self.length, self._count = tokens, tokens.shape[1], count
+        self.tokens, self._count = tokens, count
+        self.length = self.width = tokens.shape[1]
         self.size = count * self.length
 
     def __len__(self) -> int:
         return self._count
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
-        return token_batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
+        tokens = self.tokens[np.asarray(indices, dtype=np.int64)][:, : self.width].astype(np.int64)
+        return token_batch(tokens, np.full(len(tokens), self.width), np.zeros(len(tokens), dtype=np.int64))
 
     def origins(self) -> list[DataFile | np.ndarray]:
         return [DataFile(self.tokens.file)]

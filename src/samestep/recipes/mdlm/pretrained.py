@@ -1,7 +1,8 @@
 """Published LLaDA models: reading a folder as a configuration, and exporting a trained network as a folder.
 
 Such a folder holds `config.json`, the weights as safetensors (one file, or several with an index) under the names of
-`Transformer` with `model.` in front, and the files of a tokenizer.
+`Transformer` with `model.` in front, the files of a tokenizer, and the code that other programs open it with
+(published_code.py).
 """
 
 import json
@@ -14,18 +15,24 @@ from typing import Any
 
 from samestep import Trained, UserError
 from samestep.core.config import build
-from samestep.core.records import read_json, read_json_if_readable, read_sized_object, write_json
+from samestep.core.json_files import read_json, read_json_if_readable, read_sized_object, write_json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
+from samestep.models.carried_code import CarriedCode
 from samestep.models.folder_fields import MOST_BYTES
 from samestep.models.folder_weights import read_layout
 from samestep.models.network_size import check_size
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.config import LLADA_SAMPLING, MdlmConfig
+from samestep.recipes.mdlm.published_code import CODE, about_code, code_in, library, recorded_code, usage, write_code
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
 from samestep.train.trained.export import EXPORT_TYPES, ExportOptions, write_model
+from samestep.train.trained.model_card import trained_card, write_card
+from samestep.train.trained.told import told_text
+from samestep.train.weights.sources import is_checkpoint
 
 CONFIG = "config.json"
+ABOUT = "A masked diffusion language model in the format of LLaDA's published weights, trained with samestep."
 REQUIRED = (
     "d_model",
     "n_layers",
@@ -73,7 +80,8 @@ TOKENIZER_FILES = (
 )
 """The files of a published tokenizer."""
 SAMPLING = "sampling.json"
-"""The sampling settings of the model's run: with others, a small network may generate only spaces."""
+"""The sampling settings of the model's run, which only an export by samestep has: with others, a small network may
+generate only spaces."""
 WEIGHT_INDEPENDENT = {"init_std", "max_sequence_length"}
 """Settings of a network that its weights do not depend on."""
 
@@ -145,17 +153,18 @@ def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> di
 
 
 def read_pretrained(folder: Path) -> MdlmConfig | None:
-    """The configuration of a published model, or None if a folder holds something else."""
+    """The configuration of a published model, or None if a folder holds something else. It is fine-tuned with the
+    preset llada-8b, and sampled as its run was, or as LLaDA is."""
     if not is_published(folder):
         return None
     network = read_config(folder).network
     check_size(partial(Transformer, network), read_layout(folder), folder)
-    path = folder / SAMPLING  # only an export by samestep has it
+    path = folder / SAMPLING
     try:
-        sampling = build(SamplingConfig, read_json(path) or {})
+        sampling = build(SamplingConfig, read_json(path) or LLADA_SAMPLING)
     except (UserError, ValueError) as error:
         raise UserError(f"{path} cannot be used (fix it or remove it): {error}") from None
-    return MdlmConfig(model=network, sampling=_limit_length(network, sampling))
+    return MdlmConfig(preset="llada-8b", model=network, sampling=_limit_length(network, sampling))
 
 
 def _limit_length(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
@@ -203,26 +212,51 @@ def model_tokenizer(trained: Trained) -> Tokenizer:
     return tokenizer
 
 
-def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
-    """Write a trained network in the published format: config.json, safetensors, tokenizer, sampling settings."""
+def model_code(trained: Trained) -> CarriedCode:
+    """The code of the published folder that a model is, or that its training began with."""
+    return code_in(trained.source) if is_published(trained.source) else recorded_code(trained.files / CODE)
+
+
+def export(trained: Trained, folder: Path, options: ExportOptions) -> list[str]:
+    """Write a trained network in the published format: config.json, safetensors, tokenizer, sampling settings, and the
+    code of the published model that training began with."""
     tokenizer = model_tokenizer(trained)
     network: TransformerConfig = trained.config.model
     dtype = str(EXPORT_TYPES[options.dtype]).removeprefix("torch.")
     config = as_config(network, special_ids(tokenizer.vocabulary), dtype)
+    code = model_code(trained)
+    files = {} if code.why_not else code.contents()
 
     def write_other_files(target: Path) -> None:
         copy_tokenizer_files(trained.tokenizer, target)
         tokenizer.save(target)
         write_json(target / CONFIG, config)
+        write_code(target, code, files)
         write_json(target / SAMPLING, asdict(_limit_length(network, trained.config.sampling)))
+        lines, header = usage("path/to/this/folder", code, target), {"pipeline_tag": "text-generation", **library(code)}
+        sections = {"Code": about_code(code)}
+        card = trained_card(
+            trained, ABOUT, lines, options.licence, base=_base(trained), header=header, sections=sections
+        )
+        write_card(target, card)
 
     write_model(trained, lambda: Transformer(network), folder, options, write_other_files)
+    return usage(folder, code, folder)
+
+
+def _base(trained: Trained) -> str | None:
+    """What training began with, for the card; of a folder without its run nobody knows."""
+    if not is_checkpoint(trained.source):
+        return None
+    source = trained.config.init_from or trained.config.continue_from
+    return f"`{told_text(source) or 'a model whose name is not told'}`" if source else "none, a fresh network"
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> None:
-    """Copy the files of a tokenizer that `Tokenizer.save` does not write, such as its chat template."""
+    """Copy the files of a tokenizer that `Tokenizer.save` does not write, such as its chat template; no code."""
     target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(file for pattern in TOKENIZER_FILES for file in source.glob(pattern) if file.is_file()):
+    found = {file for pattern in TOKENIZER_FILES for file in source.glob(pattern) if file.is_file()}
+    for file in sorted(file for file in found if file.suffix != ".py"):
         shutil.copyfile(file, target / file.name)
 
 

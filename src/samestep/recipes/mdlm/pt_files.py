@@ -1,7 +1,8 @@
 """`checkpoint_epoch_N.pt`: after every epoch one plain file with the keys that older scripts expect.
 
 It holds `epoch` (how many are complete), `model_state_dict`, `optimizer_state_dict` and `scheduler_state_dict` in
-torch's own format, `train_losses` and `val_losses` by epoch, and what the recipe adds. torch's weights-only loader
+torch's own format, `train_losses` and `val_losses` by epoch, and what the recipe adds. The weights have the names of
+the published class (`model.` in front); the moments are in the order of samestep's network. torch's weights-only loader
 reads it, and `samestep train RECIPE --resume FILE` continues from it. A run itself resumes from its own checkpoints.
 """
 
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from samestep import Fit, Learner, Metrics, Tick
-from samestep.core.records import Json, atomic_file
+from samestep.core.json_files import Json, atomic_file
 from samestep.kit.epoch_files import epoch_file
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, is_loss
-from samestep.train.weights.sources import read_extra
+from samestep.train.weights.sources import OUTER, read_extra
 
 
 @dataclass
@@ -110,9 +111,10 @@ class FitWithEpochFiles(Fit):
         updates = self.learner.updates
         # Of a torch scheduler that is stepped once per update.
         scheduler = {"last_epoch": updates, "_step_count": updates + 1, "_last_lr": [files.rate(updates)]}
+        weights = {OUTER + name: tensor for name, tensor in self.learner.weights().items()}
         content = {
             "epoch": history.complete,
-            "model_state_dict": gather_to_main(self.learner, self.learner.weights()),
+            "model_state_dict": gather_to_main(self.learner, weights),
             "optimizer_state_dict": plain_optimizer(self.learner, files),
             "scheduler_state_dict": scheduler,
             "train_losses": history.train,

@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from samestep import UserError, noise
+from samestep import UserError, World, noise
 from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.errors import print_error
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.wide import wide
 
@@ -64,11 +65,13 @@ def draft(
     return torch.cat(tokens), torch.cat(confidence)
 
 
-def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The log-probability of `tokens` [positions] under logits [positions, vocabulary], in float64."""
+def log_probability(logits: Tensor, tokens: Tensor, without: Sequence[int] = ()) -> Tensor:
+    """The log-probability of `tokens` [positions] under logits [positions, vocabulary], in float64; as if there were no
+    tokens `without`."""
+    banned = torch.tensor(list(without), dtype=torch.int64, device=logits.device)
     found = []
     for part in _parts(logits):
-        scores = logits[part].double()
+        scores = logits[part].double().index_fill(1, banned, -torch.inf)
         found.append(scores.gather(1, tokens[part, None])[:, 0] - scores.logsumexp(1))
     return torch.cat(found)
 
@@ -97,7 +100,8 @@ class SamplingConfig(CheckedConfig):
     cfg_scale: NotNegative = 0.0
     """Classifier-free guidance: how far to exaggerate the prompt's effect on the logits; 0 is no guidance."""
     eos: Literal["free", "last", "never"] = "free"
-    """Ends of text: free, last (EOS and EoT are kept only when no other draft is left), or never (no EOS)."""
+    """Ends of text: free, last (EOS and EoT are kept only when no other draft is left, and confidence is measured among
+    the other tokens), or never (no EOS)."""
     stop: bool = True
     """Once a block holds an EOS or EoT, fill what follows with EOS: it would not be shown."""
 
@@ -212,14 +216,15 @@ class _DraftSampler:
         score = confidence
         if options.remasking == "random":
             score = noise.uniform(self.seed, KEEP, step, self.ids[:, None], left, dtype=torch.float64)
+        elif options.eos == "last":  # confidence among the tokens that end nothing, as LLaDA has it
+            score = log_probability(logits, drafts.flatten(), [*forbidden, *vocabulary.ends]).view_as(at)
         if options.eos == "last":
             score = score.masked_fill(self.is_end(drafts), -torch.inf)
         return drafts, confidence, score
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """Which tokens end a text or a turn."""
-        ended = tokens == self.vocabulary.eos
-        return ended if self.vocabulary.eot is None else ended | (tokens == self.vocabulary.eot)
+        return torch.isin(tokens, tokens.new_tensor(self.vocabulary.ends))
 
 
 def sample(
@@ -245,8 +250,16 @@ def sample(
 
 def until_end(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
     """The tokens before the first end of a text or of a turn."""
-    ends = (vocabulary.eos, vocabulary.eot)
-    return tokens[: next((at for at, token in enumerate(tokens) if token in ends), len(tokens))]
+    return tokens[: next((at for at, token in enumerate(tokens) if token in vocabulary.ends), len(tokens))]
+
+
+def say_tokens_a_pass(options: SamplingConfig, length: int, world: World) -> None:
+    """Say on rank 0 that a pass reveals several of `length` tokens, if it does."""
+    each = -(-length // (options.steps or length))
+    if each > 1 and world.is_main:
+        print_error(
+            f"up to {each} tokens a pass: faster, and worse than one at a time, which is steps={length} or steps=null"
+        )
 
 
 def plan(options: SamplingConfig) -> list[tuple[int, int, list[int]]]:

@@ -6,17 +6,27 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from samestep import Average, Bench, Fit, Stage, Tick, Trained, UserError
-from samestep.core.records import write_json
+from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError
+from samestep.core.json_files import write_json
+from samestep.data.order import Order
+from samestep.data.token_rows import AnswerRows, TokenRows
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, holds_chats, load, row_length
-from samestep.recipes.mdlm.objective import Objective, nll_metrics
-from samestep.recipes.mdlm.pretrained import copy_tokenizer_files, is_published, read_config, resolve_network
+from samestep.recipes.mdlm.objective import Objective, nll_metrics, pair_rows
+from samestep.recipes.mdlm.pretrained import (
+    copy_tokenizer_files,
+    is_published,
+    model_code,
+    read_config,
+    resolve_network,
+)
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
+from samestep.recipes.mdlm.published_code import CODE, record_code
 from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.recipes.mdlm.tokenizer import load_tokenizer
 from samestep.train.learner.optimizer import OptimSettings
@@ -28,6 +38,8 @@ ROUND = 64
 """An embedding that is rounded up for speed is rounded up to a multiple of this."""
 COMPARED_TOKENS = 200
 """How many tokens are decoded to compare two tokenizers."""
+MEASURED_STEPS = 1024
+"""In how many steps padding is measured for the banner."""
 WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -120,12 +132,13 @@ def _build(bench: Bench) -> Fit:
     initial = None if bench.resumed else initial_model(config)
     check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
-    feed = bench.feed(text.train, count=objective.count)
+    feed = _training_feed(bench, text, objective)
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
         write_json(bench.artifact("corpus.json"), text.describe())
         if not bench.resumed:
             if initial is not None:
                 copy_tokenizer_files(initial.tokenizer, bench.artifact(TOKENIZER))
+                bench.banner["code"] = record_code(model_code(initial), bench.artifact(CODE))
             text.tokenizer.save(bench.artifact(TOKENIZER))
     learner = bench.learner(lambda: Transformer(config.model))
     fit = partial(FitWithEpochFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
@@ -137,7 +150,30 @@ def _build(bench: Bench) -> Fit:
         measure=objective.measure,
         derive=lambda found: nll_metrics(found["nll"], text.validation_bytes_per_token),
         average=Average(learner, config.ema_decay) if config.ema_decay else None,
+        change=pair_rows if config.objective.antithetic else None,
     )
+
+
+def _training_feed(bench: Bench, text: Corpus, objective: Objective) -> Feed:
+    rows = objective.training_rows(text.train)
+    if not isinstance(text.train, AnswerRows):
+        return bench.feed(rows, count=objective.count)
+    order = Bucketed(text.train.lengths(np.arange(len(rows)))) if bench.config.bucketed else None
+    feed = bench.feed(rows, order=order, count=objective.count)
+    bench.banner["padding"] = describe_padding(text.train, rows, feed.order)
+    return feed
+
+
+def describe_padding(chats: AnswerRows, rows: TokenRows, order: Order) -> str:
+    """How much of an epoch is padding, measured in its first steps. `rows` are the chats as they are trained on."""
+    tokens = padded = prompts = 0
+    for step in range(min(order.steps_per_epoch, MEASURED_STEPS)):
+        indices = order.ids(step)[:, 1]
+        tokens += chats.lengths(indices).sum()
+        prompts += chats.prompts(indices).sum()
+        padded += len(indices) * rows.of_step(step, indices).width
+    padding = padded - tokens
+    return f"{padding / padded:.1%} of all tokens, {padding / (padded - prompts):.1%} of those that count as answer"
 
 
 def _validate(task: Fit, tick: Tick) -> Mapping[str, float]:

@@ -87,6 +87,8 @@ class Bench:
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
     is_built: bool = False
     """Whether the stage's task is built."""
+    banner: dict[str, str] = field(default_factory=dict)
+    """Lines that `build` adds to the banner, by name."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
     """Those that this stage writes, by name; the runtime saves and finishes them."""
 
@@ -101,8 +103,7 @@ class Bench:
         self.frozen_networks = FrozenNetworks(info, self.first_weights)
 
     def plan(self, samples: int) -> Plan:
-        """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
-        frozen now."""
+        """The stage's numbers, for the samples of its first training feed: as frozen by the first launch, or now."""
         return self.stage_plan.fix(samples)
 
     @property
@@ -240,14 +241,12 @@ class Bench:
         return learner
 
     def log_text(self, name: str, text: str) -> None:
-        """Show a text in TensorBoard and W&B, with the step. Every rank may call it in a step, a hook or `finish`;
-        rank 0 writes."""
+        """Show a text in TensorBoard and W&B. Every rank may call it in a step, a hook or `finish`; rank 0 writes."""
         for sink in self._open_sinks():
             sink.write_text(self.progress.current, name, text)
 
     def log_image(self, name: str, image: Tensor) -> None:
-        """Show an image in TensorBoard and W&B, likewise: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to
-        1."""
+        """Likewise an image: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to 1."""
         for sink in self._open_sinks():
             sink.write_image(self.progress.current, name, image_array(name, image))
 

@@ -1,7 +1,8 @@
 """A task without a learner: what a function gives for every row of a feed, written by all ranks for later stages."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from samestep.data.loading import Batch
 from samestep.train.api.recipe_checks import check_feed
 from samestep.train.artifacts.array_writer import ArrayArtifact
 from samestep.train.logging.metrics import Metric, Metrics
+from samestep.train.record.config import Config
 from samestep.train.record.progress import Tick
+
+C = TypeVar("C", bound=Config)
 
 
 class Dump:
@@ -35,3 +39,21 @@ class Dump:
             if stop > start:
                 self._artifact.write(micro_batches.ids[start:stop, 1], values)
         return {f"count/{unit}": Metric(weight, same=True) for unit, weight in micro_batches.weights.items()}
+
+
+class DumpSettings(Protocol):
+    """The part of a recipe's settings that is about such a stage."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows at once on a device."""
+
+    @property
+    def save_every(self) -> int:
+        """Steps that a kill may cost."""
+
+
+def dump_config(config: C, own: DumpSettings) -> C:
+    """The settings of a run, for its stage that only writes."""
+    saves = replace(config.checkpoint, every_steps=own.save_every)
+    return replace(config, batch_size=own.batch_size, checkpoint=saves)

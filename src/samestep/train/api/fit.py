@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from samestep.core.arguments import check_function, explains_arguments
-from samestep.data.feed import Feed
+from samestep.data.feed import Feed, MicroBatches
 from samestep.train.api.recipe_checks import check_feed, check_learner
 from samestep.train.api.whole_set import WholeSet
 from samestep.train.learner.ema import AVERAGE, Average
@@ -45,10 +45,12 @@ class Fit:
         average: Average | None = None,
         mix: Mix | Callable[[Tick], Mix] | None = None,
         whole_set: WholeSet | None = None,
+        change: Callable[[MicroBatches], MicroBatches] | None = None,
     ) -> None:
         """`mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
         loss of one term needs none. `average` is kept up to date and is what validation measures. `whole_set`
-        gives metrics of the validation set that are no means over its rows; `derive` gets them too."""
+        gives metrics of the validation set that are no means over its rows; `derive` gets them too. `change` is given
+        each step's micro-batches with the ids of its whole global batch, and returns what is trained on."""
         check_learner("the learner of Fit", learner)
         check_feed("the feed of Fit", feed)
         check_function("the loss of Fit", loss, ["module", "batch"])
@@ -58,17 +60,20 @@ class Fit:
             check_function("the measure of Fit", measure, ["module", "batch"])
         if callable(mix):
             check_function("the mix of Fit", mix, ["tick"])
+        if change is not None:
+            check_function("the change of Fit", change, ["micro_batches"])
         check_function("derive of Fit", derive, ["metrics"])
         self.length = feed.length
         self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
         self.learner, self.feed, self.validation, self.average = learner, feed, validation, average
         self._loss, self._measure, self._derive, self._mix = loss, measure or loss, derive, mix
-        self._whole_set = whole_set
+        self._whole_set, self._change = whole_set, change
 
     def step(self, tick: Tick) -> Metrics:
         """One update on the step's global batch."""
         mix = self._mix(tick) if callable(self._mix) else self._mix
-        metrics = self.learner.update(self.feed[tick.step], self._loss, mix)
+        rows = self.feed[tick.step]
+        metrics = self.learner.update(self._change(rows) if self._change else rows, self._loss, mix)
         if self.average:
             self.average.update()
         return metrics

@@ -12,7 +12,7 @@ from samestep.core.config import Alias, NoEffect
 from samestep.core.errors import UserError
 from samestep.train.api.bench import Bench
 from samestep.train.api.loop import Hook
-from samestep.train.api.recipe_checks import check_names, check_stages
+from samestep.train.api.recipe_checks import check_names, check_presets, check_stages
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import TRAINING_SETTINGS, Config
 from samestep.train.record.progress import Tick
@@ -100,6 +100,9 @@ class Verb:
     no second model."""
 
 
+_COMMON_ALIASES = {"log_level": "log.level", "quiet": "log.quiet"}
+
+
 @explains_init(
     stage="give a function that lists the stages: stages=lambda config: [Stage(...)]",
     preset="give presets={name: {setting: value}}",
@@ -116,6 +119,9 @@ class Recipe:
     """Flag names that people know from other programs."""
     no_effect: Sequence[NoEffect] = ()
     """Settings that have no effect beside others: whoever gives one is told."""
+    version: int = 1
+    """Raise it when the recipe trains otherwise with the same settings: a run that another version began is then not
+    resumed, since its second half would be that of another run."""
     unused: Sequence[str] = ()
     """Trainable parameters that are known to get no gradient (glob patterns)."""
     describe: Callable[[Any], Mapping[str, str]] | None = None
@@ -132,12 +138,20 @@ class Recipe:
     language_models: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
     """(config) to a function for each learner that is a causal language model: (world) to the model, of the class
     `LanguageModel`, that its training began with. Other runs can then begin with what it learned, by its name."""
+    model_settings: Mapping[str, str] = field(default_factory=dict)
+    """By learner, the setting that names its language model: an exported one names itself there."""
     sample: Verb | None = None
     """Generates from a trained model."""
     evaluate: Verb | None = None
     """Evaluates a trained model."""
-    export: Callable[..., None] | None = None
-    """Writes a trained model in its published form: (trained, folder, options). None: as safetensors."""
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """What a model of this recipe can do in Python: `samestep.load(RUN).generate(...)` calls the function of that name
+    with the model and the arguments. `model.use(verb, ...)` is a verb of the command line."""
+    export: Callable[..., Sequence[str]] | None = None
+    """Writes a trained model in its published form: (trained, folder, options), and returns lines of Python that load
+    it. None: a language model is written as a folder of transformers, another network as safetensors."""
+    exports_onnx: bool = False
+    """Whether `export` minds `options.onnx`; else `samestep export --onnx` is refused."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, type) or not issubclass(self.config, Config):
@@ -150,6 +164,7 @@ class Recipe:
                 "a recipe's stages must be a function of the settings; write stages=lambda config: [Stage(...)]"
             )
         check_function("a recipe's stages", self.stages, ["config"])
+        check_presets(self.presets)
         list_stages = self.stages
 
         def stages(config: Any) -> Sequence[Stage]:  # whoever asks for the stages gets checked ones
@@ -158,6 +173,11 @@ class Recipe:
             return found
 
         object.__setattr__(self, "stages", stages)
+
+    @property
+    def all_aliases(self) -> dict[str, str | Alias]:
+        """Its own, and those that every recipe has."""
+        return {**_COMMON_ALIASES, **self.aliases}
 
     def stage_configs(self, config: Any) -> dict[str, Any]:
         """The configuration of each stage, in order."""

@@ -174,3 +174,13 @@ def check_validation(stage: str, values: MetricValues, best: tuple[str, str] | N
     if best is not None and values and best[0] not in values:
         listed = ", ".join(map(repr, sorted(values)))
         raise UserError(f"stage {stage!r}: best names {best[0]!r}, but validation gave {listed}; name one of those")
+
+
+def check_presets(presets: object) -> None:
+    """Refuse presets that are no settings by name."""
+    named = dict(presets) if isinstance(presets, Mapping) else {"presets": presets}
+    if other := next((name for name, preset in named.items() if not isinstance(preset, Mapping)), None):
+        raise UserError(
+            f"a recipe's presets must be settings by name, as in presets={{'small': {{'batch_size': 8}}}}, but "
+            f"{other!r} is {described(named[other])}"
+        )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json, write_json
+from samestep.core.json_files import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import RandomRows, ReadOptions
 from samestep.data.datasets import FeedData

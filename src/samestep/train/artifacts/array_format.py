@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, expected_content, find_object, read_object
+from samestep.core.json_files import Json, expected_content, find_object, read_object
 
 LAYOUT = "arrays.json"
 STEPS = ".steps.npy"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.artifacts.array_format import LAYOUT, ArrayField, ArrayLayout, array_path, damage_of
 from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.world.world import World

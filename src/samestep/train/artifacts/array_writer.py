@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import DiskFailed, UserError
-from samestep.core.records import Json, sync_folder, write_json
+from samestep.core.json_files import Json, sync_folder, write_json
 from samestep.train.artifacts.array_format import (
     LAYOUT,
     STEP_TYPE,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, expected_content, find_object
+from samestep.core.json_files import Json, expected_content, find_object
 from samestep.train.artifacts.array_format import LAYOUT
 from samestep.train.artifacts.file_hashes import hash_files
 from samestep.world.world import World

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from samestep.core.errors import UserError
-from samestep.core.records import replace_folder, sync_folder
+from samestep.core.json_files import replace_folder, sync_folder
 from samestep.core.rundir import DONE
 from samestep.core.safe_files import temporary_folder
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samestep.checkpoint.state import RankStateful, Stateful, split_state
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.data import noise
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch

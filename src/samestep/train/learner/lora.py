@@ -224,14 +224,14 @@ def without_adapters(network: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_weights(network: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+def merged_weights(network: nn.Module, keep: bool = True, adapter: str | None = None) -> dict[str, Tensor]:
     """The full state of a network without its adapters, which are folded into the base, on the CPU and by the names
     that the network has without them. A network without adapters gives its state.
 
-    Collective if the network is sharded; a rank that need not `keep` them gets nothing. Layers pass through the memory
-    of the device one at a time.
+    `adapter` is the one that is meant, where there are several. Collective if the network is sharded; a rank that need
+    not `keep` them gets nothing. Layers pass through the memory of the device one at a time.
     """
-    layers = _lora_layers(network)
+    layers = _lora_layers(network, adapter)
     merged: dict[str, Tensor] = {}
     for name, tensor in network.state_dict().items():
         if is_adapter_name(name) or ".original_module." in name:
@@ -239,15 +239,15 @@ def merged_weights(network: nn.Module, keep: bool = True) -> dict[str, Tensor]:
         full = full_tensor(tensor.detach())
         layer = layers.get(name)
         if layer is not None:
-            for adapter in layer.active_adapters:
-                full = _with_adapter(full, layer, adapter, name)
+            for acting in [adapter] if adapter else layer.active_adapters:
+                full = _with_adapter(full, layer, acting, name)
         if keep:
             merged[plain_name(name)] = full.cpu()
     return merged
 
 
-def _lora_layers(network: nn.Module) -> dict[str, Any]:
-    """The layers with adapters, by the name of the weight that they are beside."""
+def _lora_layers(network: nn.Module, adapter: str | None = None) -> dict[str, Any]:
+    """The layers with adapters, or with this one, by the name of the weight that they are beside."""
     if "peft" not in sys.modules:
         return {}
     from peft.tuners.lora import LoraLayer
@@ -257,13 +257,41 @@ def _lora_layers(network: nn.Module) -> dict[str, Any]:
     for name, part in layers.items():
         if not isinstance(part, LoraLayer) or any(part.lora_variant):
             raise UserError(f"the adapter of {name!r} is no plain LoRA and cannot be merged here; use peft's own merge")
-        idle = {*part.lora_A, *part.lora_embedding_A} - set(part.active_adapters)
-        if idle:  # one that acts at times is neither left out nor added for good
+        idle = _adapters_of(part) - set(part.active_adapters)
+        if idle and adapter is None:  # one that acts at times is neither left out nor added for good
             raise UserError(
                 f"the adapters of {name!r} ({', '.join(sorted(idle))}) act one at a time and cannot be added to one "
                 "base; use samestep.load, or export what was trained with --weights"
             )
-    return {f"{name}.base_layer.weight": part for name, part in layers.items()}
+    chosen = {name: part for name, part in layers.items() if adapter is None or adapter in _adapters_of(part)}
+    return {f"{name}.base_layer.weight": part for name, part in chosen.items()}
+
+
+def _adapters_of(layer: Any) -> set[str]:
+    return {*layer.lora_A, *layer.lora_embedding_A}
+
+
+def adapter_weights(network: nn.Module, adapter: str | None = None) -> tuple[Any, dict[str, Tensor]]:
+    """An adapter, or the only one, as peft saves it: its configuration, and the weights by the names in its files."""
+    from peft import LoraConfig
+
+    adapter = adapter or next(name for part in _lora_layers(network).values() for name in part.active_adapters)
+    layers = {name.removesuffix(".base_layer.weight"): part for name, part in _lora_layers(network, adapter).items()}
+    shapes = {
+        (part.r[adapter], part.lora_alpha[adapter], getattr(part, "fan_in_fan_out", False)) for part in layers.values()
+    }
+    if len(shapes) != 1:
+        raise UserError(
+            "the adapters differ from layer to layer, which one folder of peft cannot say; add them to the base"
+        )
+    ((rank, alpha, is_transposed),) = shapes
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(layers), fan_in_fan_out=is_transposed)
+    state = {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if is_adapter_name(name) and adapter in name.split(".")[-2:]
+    }
+    return config, {_OUTER + plain_name(name): full_tensor(tensor.detach()).cpu() for name, tensor in state.items()}
 
 
 def _with_adapter(weight: Tensor, layer: Any, adapter: str, name: str) -> Tensor:

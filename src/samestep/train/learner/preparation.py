@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.parallel.attention_kernels import attention_kernel, fastest_kernel, recording_attention
 from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.loss_graphs import LossGraphs, is_recordable

@@ -25,7 +25,7 @@ from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows
 from samestep.parallel.wrap import Parallel, uncompiled, warm_up
 from samestep.train.learner.dropout import is_replaceable
-from samestep.train.learner.gradient_weighting import Loss
+from samestep.train.learner.gradient_weighting import Loss, check_terms
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def check_first_call(
 ) -> tuple[Mapping[str, Tensor], list[str]]:
     """What `call` returns for the loss of a learner's first micro-batch, and what was found, which rank 0 warns of.
     Every rank calls it alike. `rounded`: it is computed in low precision."""
-    beside_others = _call_beside_others(parallel, call, loss, batch)
+    beside_others = _call_beside_others(name, parallel, call, loss, batch)
     is_compiled = parallel.compiler is not None
     with finding_rank_dependence(parallel.inner, world.device, loss, is_compiled) as sentences:
         rows = call(loss, batch)
@@ -103,7 +103,7 @@ def check_first_call(
 
 
 def _call_beside_others(
-    parallel: Parallel, call: Callable[[Loss, Batch], Mapping[str, Tensor]], loss: Loss, batch: Batch
+    name: str, parallel: Parallel, call: Callable[[Loss, Batch], Mapping[str, Tensor]], loss: Loss, batch: Batch
 ) -> dict[str, Tensor]:
     """The first half of the rows again, beside copies of the first row; nothing of it stays."""
     count = len(batch["live"])
@@ -113,7 +113,9 @@ def _call_beside_others(
 
     def call_changed() -> None:
         with torch.no_grad(), uncompiled(parallel):
-            found.update(call(loss, changed))
+            again = call(loss, changed)
+        check_terms(f"the loss of learner {name!r}", again)
+        found.update(again)
 
     warm_up(parallel.inner, call_changed)
     return {name: values[:kept] for name, values in found.items() if isinstance(values, Tensor) and values.dim()}

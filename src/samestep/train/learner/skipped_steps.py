@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import Diverged
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.data.feed import MicroBatches
 from samestep.world.world import World
 

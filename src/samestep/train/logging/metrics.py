@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samestep.core.arguments import described
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 

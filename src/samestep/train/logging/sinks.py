@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import JsonLines, read_object, write_json
 from samestep.core.pages.html import element
-from samestep.core.records import JsonLines, read_object, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import Config

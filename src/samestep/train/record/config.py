@@ -3,6 +3,7 @@
 Fields made with `free(...)` may change when a run is resumed; all others shape the run's trajectory and are fixed.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,7 +104,8 @@ class Config(CheckedConfig):
     """All random numbers of the run follow from it."""
 
     batch_size: Count = free(8)
-    """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation."""
+    """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation. Given
+    without it, it is that of each device, whatever global_batch_size and accumulation a preset has."""
     accumulation: Count = free(1)
     """Micro-batches per step and device, when global_batch_size is not given."""
     global_batch_size: Count | None = None
@@ -212,6 +214,11 @@ class Config(CheckedConfig):
     """What is printed and written."""
     watch: WatchdogConfig = field(default_factory=WatchdogConfig)
     """When a run counts as hung, and what else is checked while it runs."""
+
+    @staticmethod
+    def left_out_of_preset(given: Collection[str]) -> Collection[str]:
+        """A batch_size that a user gives is that of each device, and not a part of the batch that a preset has."""
+        return ("global_batch_size", "accumulation") if "batch_size" in given else ()
 
 
 TRAINING_SETTINGS = (

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.records import Json, expected_content, find_object
+from samestep.core.json_files import Json, expected_content, find_object
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
 from samestep.train.record.config import Config

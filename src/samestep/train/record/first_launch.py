@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.core.records import Json, write_json
+from samestep.core.json_files import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.record.fixed_values import read_fixed
 from samestep.world.world import World

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from samestep.core.records import DamagedFile, Json, expected_content, read_object
+from samestep.core.json_files import DamagedFile, Json, expected_content, read_object
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
 from samestep.train.record.plan import Plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.record.config import Config
 
 

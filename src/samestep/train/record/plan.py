@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.record.config import Config
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.record.improvement import Improvement
 from samestep.world.activity import ActivityTracker
 

@@ -16,14 +16,14 @@ from samestep.checkpoint.manifest import folders_in, versions
 from samestep.core.config import changed, dump
 from samestep.core.disk_space import is_disk_full, no_space, refusing_full_disk
 from samestep.core.errors import UserError
-from samestep.core.launch_env import LAUNCH_ID
-from samestep.core.records import (
+from samestep.core.json_files import (
     DamagedFile,
     expected_content,
     read_object,
     read_object_if_readable,
     write_json,
 )
+from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.core.status import is_done, set_status
@@ -79,6 +79,8 @@ class RunRecord:
     """The type of the arithmetic that mixed_precision=auto became."""
     code: dict[str, str] = field(default_factory=dict)
     """The hash of each of the recipe's source files at the last launch."""
+    recipe_version: int = 1
+    """The version of the recipe that the run began with."""
 
     @classmethod
     def read(cls, rundir: RunDir) -> "RunRecord | None":
@@ -108,6 +110,15 @@ class RunRecord:
         if config.extend:
             same.update(LENGTH_SETTINGS)
         return [name for name in found if name not in same]
+
+    def require_version(self, rundir: RunDir, version: int) -> None:
+        """Refuse to go on with another version of the recipe: the rest of the run would be that of another run."""
+        if self.recipe_version != version:
+            raise UserError(
+                f"{rundir.path} was begun with version {self.recipe_version} of the recipe {self.recipe}, and this is "
+                f"version {version}, which trains otherwise with the same settings; go on with the samestep that it "
+                f"was begun with, or begin a new run with its weights: init_from={rundir.path}"
+            )
 
     def lengths(self, config: Config, stage_configs: StageConfigs) -> tuple[dict[str, Config], dict[str, Config]]:
         """The settings of the stages with this configuration, and with the recorded length of the run."""
@@ -159,18 +170,21 @@ def open_run(
     code: Mapping[str, str] | None = None,
     precision: str = "none",
     stage_configs: StageConfigs | None = None,
+    version: int = 1,
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
     `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files,
-    `precision` is what mixed_precision=auto means on these devices, and `stage_configs` gives the settings of its
-    stages, for a run that is extended.
+    `precision` is what mixed_precision=auto means on these devices, `stage_configs` gives the settings of its stages,
+    for a run that is extended, and `version` is that of the recipe.
     """
     launches = launches or [launch_id(os.environ)]
     rundir, lock = _lock_directory(recipe, config, launches)
     with ExitStack() as undo, refusing_full_disk(rundir.path):
         undo.callback(lock.release)
         known = RunRecord.read(rundir)
+        if known is not None and known.is_of_launch(launches):  # maybe with a smaller batch_size, which changes no step
+            config = replace(config, global_batch_size=known.config.get("global_batch_size"))
         if known is not None and known.differing(recipe, config) and is_failed_submission(rundir):
             _forget_run(rundir)
             known = None
@@ -178,6 +192,7 @@ def open_run(
             undo.callback(discard_run, rundir)
         else:
             _require_same(rundir, known, recipe, config)
+            known.require_version(rundir, version)
             _require_readable(rundir)
         extension = None
         if known is not None and config.extend and stage_configs is not None:
@@ -189,7 +204,7 @@ def open_run(
         precision = _precision(config, known if is_planned else None, precision)
         code, changes = _code_to_record(known, dict(code or {}), launches)
         recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
-        RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
+        RunRecord(recipe, recorded, " ".join(launches), batch, precision, code, version).write(rundir)
         reset_watch_folder(rundir)
         ended = is_done(read_object_if_readable(rundir.status))  # at an earlier launch
         if isinstance(extension, Extension) or not ended:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import JsonLines, write_json
+from samestep.core.json_files import JsonLines, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 from samestep.core.status import set_failed, set_status

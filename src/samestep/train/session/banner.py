@@ -13,7 +13,7 @@ from samestep.world.world import World
 def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict[str, str]:
     """Name to value, in reading order, under the names that people know from other training scripts."""
     config, world, plan = bench.config, bench.world, bench.known_plan
-    lines = {"stage": bench.stage, **(recipe.describe(config) if recipe.describe else {})}
+    lines = {"stage": bench.stage, **(recipe.describe(config) if recipe.describe else {}), **bench.banner}
     for learner in bench.learners:
         label = "parameters" if len(bench.learners) == 1 else f"parameters of {learner.name}"
         lines[label] = _parameters(learner)

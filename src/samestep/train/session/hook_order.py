@@ -81,7 +81,15 @@ def assemble_hooks(
     config = bench.config  # the stage's own
     speeds = RankSpeeds(bench, progress, context.events.event)
     log = LogMetrics(
-        ready.loop.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
+        ready.loop.row_metrics,
+        sinks,
+        context.screen,
+        progress,
+        config.log.every,
+        stage.unit,
+        ready.task.length,
+        speeds,
+        stage.name,
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)

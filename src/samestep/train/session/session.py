@@ -164,8 +164,10 @@ class Session:
             remember_recipe(self._name)
         if self._world.is_main:
             self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
-            stages = self._recipe.length_configs
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code, precision, stages)
+            stages, version = self._recipe.length_configs, self._recipe.version
+            opened = open_run(
+                self._name, self.config, self._world.dp_size, launches, self._code, precision, stages, version
+            )
             stack.callback(opened.lock.release)
             remove_half_taken(opened.rundir)
             shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision, opened.is_new]

@@ -12,7 +12,7 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.disk_space import refusing_full_disk
-from samestep.core.records import Json, write_json
+from samestep.core.json_files import Json, write_json
 from samestep.train.api.bench import Bench
 from samestep.train.api.loop import Hook, Outcome, Task, run
 from samestep.train.api.recipe import Stage

@@ -9,7 +9,7 @@ from samestep.checkpoint.manifest import Checkpoint
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import NoIntactCheckpoint, Store
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json, parse_json_lines
+from samestep.core.json_files import Json, parse_json_lines
 from samestep.core.rundir import RunDir
 from samestep.train.api.loop import Hook, Task
 from samestep.train.artifacts.array_writer import ArrayArtifact

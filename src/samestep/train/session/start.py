@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_module
 from samestep.world.world import World

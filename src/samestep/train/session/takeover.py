@@ -27,7 +27,7 @@ from samestep.checkpoint.files import remove_folder
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_object, sync_folder, write_json
+from samestep.core.json_files import Json, read_object, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference

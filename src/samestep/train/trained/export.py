@@ -4,11 +4,12 @@
 adds. `export_network` writes the network of any learner of any recipe, `export_weight_files` plain `.pt` files.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,17 +22,22 @@ from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.config import dump
 from samestep.core.errors import UserError
-from samestep.core.records import replace_folder, sync_folder
+from samestep.core.json_files import replace_folder, sync_folder
 from samestep.core.safe_files import remove_leftovers, temporary_folder, temporary_name
 from samestep.parallel.build import build_uninitialized
 from samestep.train.learner.lora import merged_weights
-from samestep.train.trained.published import RECORD, PublishedRecord
+from samestep.train.trained.model_card import UNNAMED, trained_card, write_card
+from samestep.train.trained.published import RECORD, PublishedRecord, read_record
+from samestep.train.trained.told import told, told_text
 from samestep.train.trained.trained_model import Trained
 from samestep.train.weights.run_checkpoints import learners_of, write_weights
 from samestep.train.weights.sources import OUTER, is_checkpoint, names_in
 
 EXPORT_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """The types of exported weights, by their names on the command line."""
+ADAPTERS = ("merge", "keep")
+PLAIN = "The weights of a network, under its own names; other programs know no class that computes the same."
+"""Of a network that is exported as it is."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -43,6 +49,12 @@ class ExportOptions:
     """Type of the weights: fp32, or bf16 for half the size."""
     max_shard_size: int = 5 * 10**9
     """Bytes of weights a file may hold."""
+    adapters: str = "merge"
+    """Adapters are added to their base (`merge`), or written as a folder of peft (`keep`)."""
+    licence: str = "unknown"
+    """What the model's card says of its licence."""
+    onnx: bool = False
+    """Write onnx/model.onnx too, if the recipe can."""
     overwrite: bool = False
     """Replace a model that exists already."""
 
@@ -52,6 +64,12 @@ class ExportOptions:
             raise UserError(f"--dtype must be {' or '.join(EXPORT_TYPES)}, not {self.dtype!r}")
         if self.max_shard_size < 1:
             raise UserError("--max_shard_size must be above zero")
+        if self.adapters not in ADAPTERS:
+            raise UserError(f"--adapters must be {' or '.join(ADAPTERS)}, not {self.adapters!r}")
+        if self.onnx and self.dtype != "fp32":
+            raise UserError("leave out --dtype with --onnx: onnx/model.onnx is written as fp32, so both are the same")
+        if not re.fullmatch(r"[\w.+-]+", self.licence):
+            raise UserError(f"--license must be the short name of a licence such as apache-2.0, not {self.licence!r}")
 
 
 def bytes_of(text: str) -> int:
@@ -78,13 +96,14 @@ def write_model(
     names = names_in(source, own)
     check_shapes(source.layout, {names[name]: like.shape for name, like in own.items()}, f"weights of {trained.source}")
     renamed = RenamedWeights(source, {OUTER + name: theirs for name, theirs in names.items()})
-    with _staging_folder(folder, options.overwrite) as staging:
+    with staging_folder(folder, options.overwrite, PublishedRecord(trained.name)) as staging:
         beside(staging)
-        PublishedRecord(trained.name).write(staging)
         write_safetensors(staging, renamed, list(renamed.names), EXPORT_TYPES[options.dtype], options.max_shard_size)
 
 
-def export_network(trained: Trained, target: Path, dtype: str | None = None, overwrite: bool = False) -> Path:
+def export_network(
+    trained: Trained, target: Path, dtype: str | None = None, overwrite: bool = False, licence: str = "unknown"
+) -> Path:
     """Write the network of a learner to one safetensors file, `target` or LEARNER.safetensors in the folder `target`,
     under the names of its own state dict. Returns the file.
 
@@ -92,40 +111,69 @@ def export_network(trained: Trained, target: Path, dtype: str | None = None, ove
     the plain network takes the file as it is. The metadata, and samestep.json in a folder, say where it comes from;
     `samestep.load` reads it again.
     """
-    learner = trained.learner_name()
-    weights = _separate(merged_weights(trained.network(learner)), EXPORT_TYPES[dtype] if dtype else None)
-    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
-    record = PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
-    if target.suffix == ".safetensors":
+    is_file, learner = target.suffix == ".safetensors", trained.learner_name()
+    (_refuse_existing_file if is_file else check_target)(target, overwrite)  # before the network is read
+    weights, kind = merged_weights(trained.network(learner)), EXPORT_TYPES[dtype] if dtype else None
+    record = published_record(trained, learner)
+    if is_file:
         with _staging_file(target, overwrite) as staging:
-            save_safetensors(staging, weights, record.metadata())
+            save_weights(staging, weights, kind, record)
         return target
     file = f"{learner}.safetensors"
-    with _staging_folder(target, overwrite) as folder:
-        record.write(folder)
-        save_safetensors(folder / file, weights, record.metadata())
+    with staging_folder(target, overwrite, record) as folder:
+        save_weights(folder / file, weights, kind, record)
+        write_card(folder, trained_card(trained, PLAIN, load_lines("path/to/this/folder"), licence))
     return target / file
 
 
-def export_weight_files(trained: Trained, folder: Path, overwrite: bool = False) -> list[Path]:
-    """Write LEARNER_step_N.pt, as a run with `checkpoint.weights=true` does, of the learner that is meant or of all."""
+def load_lines(path: object) -> list[str]:
+    """Lines of Python that load a network with samestep."""
+    return ["import samestep", "", f"network = samestep.load({quoted(path)})"]
+
+
+def quoted(path: object) -> str:
+    """A path in a line of Python."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def published_record(trained: Trained, learner: str) -> PublishedRecord:
+    """What is needed to build the network of a learner again."""
+    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
+    return PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
+
+
+def told_record(
+    trained: Trained, learner: str, form: str = "", models: Mapping[str, str] | None = None
+) -> PublishedRecord:
+    """The same for a folder that is whole without the machine it was made on; `models` are in it, by their settings."""
+    record = published_record(trained, learner)
+    settings = {name: value for name, value in told(record.config).items() if name not in ("out", "name", "log")}
+    recipe = told_text(record.recipe) or UNNAMED
+    return replace(record, recipe=recipe, config=settings, form=form, models=dict(models or {}))
+
+
+def export_weight_files(trained: Trained, target: Path, overwrite: bool = False) -> list[Path]:
+    """Write LEARNER_step_N.pt into the folder `target`, as a run with `checkpoint.weights=true` does, of the learner
+    that is meant or of all; or the file `target`, if it is a .pt file, of the one that is meant."""
     if not is_checkpoint(trained.source):
         raise UserError(f"{trained.source} is no checkpoint; plain weight files are made of a run or a checkpoint")
     keys = {name: parts.state for name, parts in learners_of(trained.source).items()}
-    if trained.learner is not None:
+    is_file = target.suffix == ".pt"
+    if trained.learner is not None or is_file:
         keys = {trained.learner_name(): keys[trained.learner_name()]}
-    suffix = f"step_{read_manifest(trained.source).step}"
-    files = [folder / f"{name}_{suffix}.pt" for name in keys]
-    for file in files if not overwrite else ():
-        if file.exists():
-            raise UserError(f"{file} exists; choose another folder, or replace it with --overwrite")
+    step = read_manifest(trained.source).step
+    files = {name: target if is_file else target / f"{name}_step_{step}.pt" for name in keys}
+    for file in files.values():
+        _refuse_existing_file(file, overwrite)
     trained.check_intact()
-    write_weights(folder, keys, trained.source, [suffix])
-    return files
+    write_weights(trained.source, {keys[name]: [file] for name, file in files.items()})
+    return list(files.values())
 
 
-def _separate(weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The weights in one type, if it is given, none sharing memory with another, as safetensors needs it."""
+def save_weights(
+    file: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None, record: PublishedRecord | None = None
+) -> None:
+    """Write weights to one safetensors file, in one type, if it is given; none shares memory with another there."""
     taken: set[int] = set()
     found = {}
     for name, weight in weights.items():
@@ -133,14 +181,13 @@ def _separate(weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[
         memory = tensor.untyped_storage().data_ptr()
         found[name] = tensor.clone() if memory in taken else tensor
         taken.add(memory)
-    return found
+    save_safetensors(file, found, record.metadata() if record else None)
 
 
 @contextmanager
 def _staging_file(file: Path, overwrite: bool) -> Iterator[Path]:
     """A path to write to that becomes `file` at the end."""
-    if file.exists() and (not overwrite or not file.is_file()):
-        raise UserError(f"{file} exists; choose another name, or replace it with --overwrite")
+    _refuse_existing_file(file, overwrite)
     try:
         with temporary_folder(file) as folder:
             yield folder / file.name
@@ -150,15 +197,27 @@ def _staging_file(file: Path, overwrite: bool) -> Iterator[Path]:
         raise UserError(f"cannot write {file} ({error.strerror or error}); choose a folder with room") from error
 
 
+def _refuse_existing_file(file: Path, overwrite: bool) -> None:
+    """Only a file that was exported is ever replaced; a .pt file does not say what it is."""
+    if not file.exists():
+        return
+    if not file.is_file() or (file.suffix == ".safetensors" and _record_in(file) is None):
+        raise UserError(f"{file} exists and was not exported by samestep; choose another name")
+    if not overwrite:
+        raise UserError(f"{file} exists; choose another name, or replace it with --overwrite")
+
+
 @contextmanager
-def _staging_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder that gets its name at the end; an older one of that name stays unchanged until then."""
-    _refuse_existing(folder, overwrite)
+def staging_folder(folder: Path, overwrite: bool, record: PublishedRecord) -> Iterator[Path]:
+    """A new folder that gets its record and its name at the end; an older one of that name stays unchanged until
+    then."""
+    check_target(folder, overwrite)
     staging = temporary_name(folder)
     try:
         remove_leftovers(folder.parent, folder.name)
         staging.mkdir(parents=True)
         yield staging
+        record.write(staging)
         sync_folder(staging)
         replace_folder(staging, folder)
     except OSError as error:
@@ -167,12 +226,26 @@ def _staging_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         remove_folder(staging)
 
 
-def _refuse_existing(folder: Path, overwrite: bool) -> None:
-    """Only what looks like a model is ever replaced."""
-    if folder.is_dir() and not any(folder.iterdir()):
+def check_target(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that may not be written: only what an export wrote is ever replaced, and nothing that somebody
+    put there since."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    is_model = any((folder / name).is_file() for name in ("config.json", RECORD)) and any(folder.glob("*.safetensors"))
-    if folder.exists() and not is_model:
-        raise UserError(f"{folder} exists and holds something else than a model; choose another folder")
-    if folder.exists() and not overwrite:
+    record = _record_in(folder) if folder.is_dir() else None
+    if record is None:
+        raise UserError(f"{folder} exists and was not exported by samestep; choose another folder")
+    added = sorted({path.name for path in folder.iterdir()} - {*record.files, RECORD})
+    if added:
+        raise UserError(
+            f"{folder} also holds {added[0]}, which was not exported; choose another folder, or move it away"
+        )
+    if not overwrite:
         raise UserError(f"{folder} exists; choose another folder, or replace it with --overwrite")
+
+
+def _record_in(path: Path) -> PublishedRecord | None:
+    """The record of what was exported there; None if it is something else."""
+    try:
+        return read_record(path)
+    except UserError:  # it cannot be read as one
+        return None

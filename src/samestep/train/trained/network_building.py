@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError
-from samestep.core.records import write_json
+from samestep.core.json_files import write_json
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import FillFunction
 from samestep.train.api.bench import Bench

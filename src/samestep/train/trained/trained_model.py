@@ -15,6 +15,7 @@ from samestep.checkpoint.weight_sources import WeightSource
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
+from samestep.models.causal_folder import open_causal_lm
 from samestep.models.model_files import weights_in
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.api.recipe import Recipe
@@ -26,7 +27,7 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.record.run_record import RunRecord, find_run
 from samestep.train.trained.network_building import BuiltNetwork, TrainedStage, build_network
-from samestep.train.trained.published import RECORD, read_record
+from samestep.train.trained.published import PEFT, RECORD, TRANSFORMERS, read_record
 from samestep.train.weights.bases import find_base
 from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.weights.sources import (
@@ -66,6 +67,10 @@ class Trained:
     """The learner that is meant; None: `model`, or the only one."""
     averaged: bool = True
     """Whether the averaged weights are used, if its run averaged them."""
+    form: str = ""
+    """Of an exported language model in the form of another library: of which."""
+    networks_in_use: dict[Any, nn.Module] | None = None
+    """Where networks are kept that were loaded, so that they are not loaded again; None: they are not kept."""
 
     @property
     def tokenizer(self) -> Path:
@@ -120,7 +125,8 @@ class Trained:
         self, make: Callable[[], nn.Module], device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         """The network that `make` builds, with its weights, ready for use; it is never in memory twice."""
-        return self._filled(BuiltNetwork(build_uninitialized(make)), None, device, dtype)
+        key = (None, torch.device(device), dtype)
+        return self._kept(key, lambda: self._filled(BuiltNetwork(build_uninitialized(make)), None, device, dtype))
 
     def network(
         self,
@@ -130,12 +136,24 @@ class Trained:
     ) -> nn.Module:
         """The network of a learner as its recipe builds it, with its weights, in evaluation mode."""
         name = self.learner_name(learner)
+        return self._kept((name, torch.device(device), dtype), lambda: self._built(name, device, _dtype(dtype)))
+
+    def _kept(self, key: Any, load: Callable[[], nn.Module]) -> nn.Module:
+        """A network that is loaded now, unless it was loaded before and kept."""
+        kept = {} if self.networks_in_use is None else self.networks_in_use
+        if key not in kept:
+            kept[key] = load()
+        return kept[key]
+
+    def _built(self, name: str, device: torch.device | str, dtype: torch.dtype | None) -> nn.Module:
+        if self.form == TRANSFORMERS:
+            return open_causal_lm(self.source).network().to(device=device, dtype=dtype).eval()
         # `networks` gives plain networks, and only `build` knows their adapters.
         is_adapted = self._base_hash(name) is not None
         recipe = replace(self.recipe, networks=None) if is_adapted else self.recipe
         base = find_base(self.source, name) if is_adapted else None
         stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run, base)
-        return self._filled(build_network(stage, name), name, device, _dtype(dtype))
+        return self._filled(build_network(stage, name), name, device, dtype)
 
     def _filled(
         self, built: BuiltNetwork, learner: str | None, device: torch.device | str, dtype: torch.dtype | None
@@ -259,16 +277,22 @@ def _open_checkpoint(path: Path, given: str | None) -> Trained:
 def _open_published(path: Path, given: str | None) -> Trained:
     """The recipe is the one that the user gives, or that the model names; else one that knows such folders."""
     record = read_record(path)
+    if record and record.form == PEFT:
+        raise UserError(
+            f"export again with --adapters merge, or load {path} with peft: it holds adapters without their base"
+        )
     name = given or (record and record.recipe)
     for candidate in [name] if name else known_recipes():
         recipe = _find_recipe(candidate, given, path)
         may_know = recipe.read_pretrained is not None and (path.is_dir() or path.suffix == _PT)
         config = recipe.read_pretrained(path) if recipe.read_pretrained and may_know else None
-        if config is None and record and record.config is not None:
-            config = build(recipe.config, record.config)
+        settings = record.settings_in(path) if record else None
+        if config is None and settings is not None:
+            config = build(recipe.config, settings)
         if config is not None:
             files = path if path.is_dir() else path.parent
-            return Trained(candidate, recipe, config, path, files, stage=record.stage if record else "")
+            stage, form = (record.stage, record.form) if record else ("", "")
+            return Trained(candidate, recipe, config, path, files, stage=stage, form=form)
     if path.suffix == _PT and path.is_file():
         open_weight_file(path)  # a damaged file is unknown to all, and says so here
     if name:
@@ -277,26 +301,3 @@ def _open_published(path: Path, given: str | None) -> Trained:
         f"no recipe knows the model in {path}; give a run, a checkpoint, or a published model of a recipe, or name its "
         "recipe with --recipe"
     )
-
-
-def load(
-    source: str | Path,
-    which: str | int = "best",
-    learner: str | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str | None = None,
-    *,
-    stage: str | None = None,
-    averaged: bool = True,
-    recipe: str | None = None,
-) -> nn.Module:
-    """The trained network of a learner, in evaluation mode; nothing in its run directory changes.
-
-    `source` is a run by path or name, a checkpoint, or an exported folder or safetensors file. `which` is `best` (by
-    the stage's metric; the newest checkpoint where there is none), `last`, or a step. `learner` is by default `model`,
-    or the only one; `stage` the last stage that has it. The weights are the averaged ones if the run averaged them;
-    `averaged=False` gives those that were trained. `dtype` replaces the type that the network was trained in. `recipe`
-    is for a recipe that has moved since, or that neither ships with samestep nor was started by this user before.
-    """
-    opened = open_trained(str(source), which, learner=learner, stage=stage, recipe=recipe, averaged=averaged)
-    return opened.network(learner, device, dtype)

@@ -13,7 +13,7 @@ from torch import nn
 from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights, WeightSource
 from samestep.core.errors import UserError
-from samestep.core.records import parse_json
+from samestep.core.json_files import parse_json
 from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.train.learner.initialization import build_fresh, draw_parameters
 from samestep.train.learner.lora import (

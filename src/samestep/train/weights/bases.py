@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samestep.checkpoint.manifest import read_manifest
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.rundir import RunDir
 from samestep.train.record.first_launch import FirstLaunch, StageInfo
 from samestep.train.record.fixed_values import read_fixed

@@ -21,7 +21,7 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import listed
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.parallel.build import FillFunction
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import Lora, frozen_names, has_frozen_base

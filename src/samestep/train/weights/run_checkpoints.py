@@ -14,7 +14,7 @@ from samestep.checkpoint.state import join_keys
 from samestep.checkpoint.weight_files import save_weights
 from samestep.core.config import listed
 from samestep.core.errors import UserError
-from samestep.core.records import expected_content
+from samestep.core.json_files import expected_content
 from samestep.core.rundir import RunDir
 from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
@@ -58,13 +58,13 @@ def learner_parts(state: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
     return {name: {"state": key, "average": averages.get(name)} for name, key in learners.items()}
 
 
-def write_weights(folder: Path, keys: Mapping[str, str], checkpoint: Path, suffixes: Sequence[str]) -> None:
-    """Write plain weight files with these suffixes from an intact checkpoint, in which each learner's state is under
-    its key; called on rank 0 alone."""
-    for name, key in keys.items() if suffixes else ():
-        weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False)
-        for suffix in suffixes:
-            save_weights(folder / f"{name}_{suffix}.pt", weights)
+def write_weights(checkpoint: Path, files: Mapping[str, Sequence[Path]]) -> None:
+    """Write plain weight files from an intact checkpoint: `files` are by the key of a learner's state in it. Called on
+    rank 0 alone."""
+    for key, targets in files.items():
+        weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False) if targets else {}
+        for target in targets:
+            save_weights(target, weights)
 
 
 def learners_of_run(rundir: RunDir) -> set[str]:

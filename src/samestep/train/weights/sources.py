@@ -17,8 +17,9 @@ from samestep.checkpoint.state import join_keys
 from samestep.checkpoint.weight_files import check_shapes, open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, LayeredWeights, WeightSource, read_all
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.rundir import RunDir
+from samestep.models.llama_form import llama_names
 from samestep.train.learner.lora import brings_its_base, frozen_names, has_adapters
 from samestep.train.record.run_record import RunRecord
 from samestep.train.weights.adapter_weights import fill_adapted, holds_adapters
@@ -99,7 +100,8 @@ def fitting_tensors(
     fit."""
     own = {name: tensor for name, tensor in module.state_dict().items() if name not in without}
     names = names_in(source, own)
-    targets = {names[name]: target for name, target in own.items()}
+    left_out = _other_names(module, [name for name in own if names[name] in source.layout])
+    targets = {names[name]: target for name, target in own.items() if name not in left_out}
     check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)
     return targets
 
@@ -148,9 +150,22 @@ def read_again(open_source: Callable[[], SourceFill], what: str) -> SourceFill:
 
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
-    """The name in the source of each weight of a network: the same, or with `model.` in front."""
-    has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
-    return {name: OUTER + name if has_outer else name for name in own}
+    """The name in the source of each weight of a network: the same, or with `model.` in front, or, of the built-in
+    causal network, that of a Llama."""
+    if any(name in source.layout for name in own):
+        return {name: name for name in own}
+    if any(OUTER + name in source.layout for name in own):
+        return {name: OUTER + name for name in own}
+    as_llama = llama_names(own)
+    is_llama = as_llama is not None and any(name in source.layout for name in as_llama.values())
+    return as_llama if as_llama is not None and is_llama else {name: name for name in own}
+
+
+def _other_names(module: nn.Module, found: Collection[str]) -> set[str]:
+    """Further names of parameters of which one name was found: a file may hold a shared tensor under one of them."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    known = {id(named[name]) for name in found if name in named}
+    return {name for name, parameter in named.items() if name not in found and id(parameter) in known}
 
 
 def is_checkpoint(path: Path) -> bool:

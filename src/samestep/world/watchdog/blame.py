@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from samestep.core.json_files import Json
 from samestep.core.output import plural
-from samestep.core.records import Json
 from samestep.world.uneven import SAME_WAY, UnevenUpdates, find_uneven
 from samestep.world.watchdog.limits import ACTIVITIES
 

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from samestep.core import processes
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
+from samestep.core.json_files import Json, write_json
 from samestep.core.launch_env import LAUNCH_ID, LAUNCHER
 from samestep.core.output import print_safely
 from samestep.core.process_end import end_later
-from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.world.rank_discovery import OPENMPI_JOB
 from samestep.world.watchdog import stack_dump

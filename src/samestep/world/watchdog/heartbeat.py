@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import EXIT_STALLED
-from samestep.core.records import Json, atomic_file, read_json
+from samestep.core.json_files import Json, atomic_file, read_json
 from samestep.core.rundir import RunDir
 from samestep.world.authenticated_store import NotAuthentic
 from samestep.world.watchdog.blame import Report

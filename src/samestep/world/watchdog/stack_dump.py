@@ -14,7 +14,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from samestep.core import processes
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.core.safe_files import open_file, write_text
 from samestep.world.activity import ActivityTracker, ThreadActivity
 from samestep.world.source_lines import SAMESTEP, StackFrame, is_library, relevant_line, stacks_of_threads

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Self
 
 from samestep.core import processes
+from samestep.core.json_files import Json
 from samestep.core.logs import PRINTED
 from samestep.core.output import print_safely
-from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.core.terminal_lines import hand_over
 from samestep.world.activity import ThreadActivity

@@ -14,7 +14,7 @@ from torch import Tensor
 from samestep import Bench, Config, Fit, Recipe, Stage, Tick
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import Diverged
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.launching.local import start
 from samestep.train.learner.content_hash import CHUNK, fingerprint, fingerprint_factors
 from samestep.train.learner.learner import Learner

@@ -55,7 +55,9 @@ class LoggedSteps:
         rundir.path.mkdir(exist_ok=True)
         self.clock, self.sink, self.progress = clock, KeptRows(), Progress(100, step)
         speeds = RankSpeeds(Bench(world, Config(), rundir, "fit", screen), self.progress, lambda kind, **details: None)
-        self.log = LogMetrics(MetricAccumulator(world), [self.sink], screen, self.progress, every, "rows", 20, speeds)
+        self.log = LogMetrics(
+            MetricAccumulator(world), [self.sink], screen, self.progress, every, "rows", 20, speeds, "fit"
+        )
 
     def step(self, seconds: float = 0.01, last: bool = False) -> Tick:
         tick = self.progress.tick()
@@ -94,15 +96,17 @@ def test_the_bar_shows_the_average_of_the_epoch_too(
     run = LoggedSteps(tmp_path, clock)
     run.progress.steps_per_epoch = 7
     shown: list[str] = []
-    monkeypatch.setattr(run.log.screen, "advance", lambda what, done, total, metrics: shown.append(metrics))
+    monkeypatch.setattr(
+        run.log.screen, "advance", lambda what, done, total, metrics: shown.append(f"{what}: {metrics}")
+    )
     for step in range(13):
         run.step(seconds=SHORT_STEP * 1.01, last=step == 12)
     assert [text.split("  rows/s")[0] for text in shown] == [
-        "loss 1  average loss 1",
-        "loss 4  average loss 2.5",
-        "loss 7",  # its first step belongs to the epoch before
-        "loss 10  average loss 10",
-        "loss 12  average loss 10.5",  # of four steps
+        "fit: loss 1  average loss 1",
+        "fit: loss 4  average loss 2.5",
+        "fit: loss 7",  # its first step belongs to the epoch before
+        "fit: loss 10  average loss 10",
+        "fit: loss 12  average loss 10.5",  # of four steps
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.data.loading import Batch
 from samestep.launching.local import start
 from samestep.train.api.bench import Bench

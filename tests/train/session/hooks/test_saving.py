@@ -16,7 +16,7 @@ from samestep.checkpoint.commit import make_empty_folder
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import STAGING, find_checkpoints, read_manifest, verify
 from samestep.cli.main import main
-from samestep.core.records import JsonLines, read_json
+from samestep.core.json_files import JsonLines, read_json
 from samestep.launching.local import start
 from samestep.train.session import stage_run
 

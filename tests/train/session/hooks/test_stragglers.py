@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Bench, Config, Fit, Recipe, Stage
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.parallel.waiting import WaitTimer

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from samestep.checkpoint.state import check_json
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.train.learner.optimizers.groups import Trainable
 
 MADE = "made"

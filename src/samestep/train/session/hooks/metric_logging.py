@@ -43,6 +43,8 @@ class LogMetrics:
     unit: str
     length: int
     speeds: RankSpeeds
+    stage: str
+    """Its name, which progress is shown under."""
 
     def __post_init__(self) -> None:
         self._since, self._before = time.monotonic(), self.progress.step
@@ -88,7 +90,7 @@ class LogMetrics:
         losses = {name: value for name, value in metrics.items() if is_loss(name)}
         speed = {name: metrics[name] for name in [f"{self.unit}/s"] if name in metrics}
         shown = losses | self._average(row, losses) | speed
-        self.screen.advance("train", row.step, self.length, format_metrics(shown))
+        self.screen.advance(self.stage, row.step, self.length, format_metrics(shown))
 
     def _average(self, row: _Row, losses: MetricValues) -> dict[str, float]:
         """The means of losses over the epoch so far, in rows that began in it."""

@@ -94,6 +94,8 @@ class Save:
 
     def _after_commit(self) -> Callable[[Path], None]:
         """Weight files are written from the committed checkpoint, so there are none of a state that was not saved."""
-        suffixes = list(self._suffixes)
-        keys = {part.name: key for key, part in self.state.items() if isinstance(part, Learner)}
-        return lambda checkpoint: write_weights(self.weights, keys, checkpoint, suffixes)
+        learners = {key: part.name for key, part in self.state.items() if isinstance(part, Learner)}
+        files = {
+            key: [self.weights / f"{name}_{suffix}.pt" for suffix in self._suffixes] for key, name in learners.items()
+        }
+        return lambda checkpoint: write_weights(checkpoint, files)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep.checkpoint.state import RankStateful, Stateful, split_state
-from samestep.core.records import Json
+from samestep.core.json_files import Json
 from samestep.parallel.wrap import local
 from samestep.train.logging.metrics import Metrics
 from samestep.train.record.progress import Tick

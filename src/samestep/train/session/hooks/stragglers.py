@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 
-from samestep.core.records import JsonLines
+from samestep.core.json_files import JsonLines
 from samestep.train.api.bench import Bench
 from samestep.train.record.progress import Progress
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from samestep import Config
 from samestep.core.config import changed, dump
-from samestep.kit.dump_settings import dump_config
+from samestep.train.api.dump import dump_config
 
 
 @dataclass(frozen=True)

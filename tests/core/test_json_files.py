@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
-from samestep.core.records import (
+from samestep.core.json_files import (
     DamagedFile,
     JsonLines,
     parse_json,

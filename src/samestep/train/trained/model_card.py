@@ -1,0 +1,204 @@
+"""The card of an exported model (README.md): what is true of it, and nothing of the machine it was made on."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.manifest import read_manifest
+from samestep.core.config import build, dump
+from samestep.core.json_files import JsonLines
+from samestep.core.safe_files import write_text
+from samestep.train.record.fixed_values import DATA, read_fixed
+from samestep.train.trained.told import told, told_text
+from samestep.train.trained.trained_model import Trained
+from samestep.train.weights.sources import is_checkpoint
+
+CARD = "README.md"
+UNNAMED = "recipe of its own"
+"""A recipe whose name may not be told."""
+_OF_THE_MACHINE = ("out", "name", "preset", "log.", "watch.", "checkpoint.", "distributed.", "num_workers", "prefetch")
+_OF_THE_LAUNCH = ("max_time", "until", "start_over", "extend", "profile", "evidence")
+_FIRST_WEIGHTS = ("init_from", "continue_from", "stages_from")
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What is known of a model. What is not given is not mentioned."""
+
+    title: str
+    introduction: str
+    usage: Sequence[str]
+    """Lines of Python that load it."""
+    header: Mapping[str, Any] = field(default_factory=dict)
+    """What the Hub reads, such as `library_name`: texts, or lists of texts."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Further text, by the title of its section."""
+
+    def __str__(self) -> str:
+        parts = [
+            _header(self.header),
+            f"# {self.title}",
+            self.introduction,
+            _section("Usage", code_block("python", self.usage)),
+            *(_section(title, text) for title, text in self.sections.items()),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def trained_card(
+    trained: Trained,
+    what: str,
+    usage: Sequence[str],
+    licence: str,
+    *,
+    base: str | None = None,
+    header: Mapping[str, Any] | None = None,
+    sections: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """The card of what a run has trained. `what` is a sentence on it; `base` names what it began as, where that has a
+    name; `sections` come before those on its training."""
+    recipe, data = told_text(trained.name) or UNNAMED, _data(trained)
+    facts = {"Recipe": f"`{recipe}` of samestep", "Base model": base or ""}
+    command = ""
+    if is_checkpoint(trained.source):  # of any other source nobody knows how it was trained
+        facts |= _training(trained) | {f"Data for {purpose}": rows for purpose, rows in data.items()}
+        command = "\n\n" + code_block("sh", [_command(trained)])
+    metrics = {"value": validation_metrics(trained)}
+    return ModelCard(
+        title=f"{recipe}: {trained.learner_name()}",
+        introduction=what,
+        usage=usage,
+        header={**(header or {}), "license": licence},
+        sections={
+            **(sections or {}),
+            "Training": listing(facts) + command,
+            "Evaluation": metrics_table(metrics, _measured_on(data.get("validation", ""))),
+        },
+    )
+
+
+def _training(trained: Trained) -> dict[str, str]:
+    """What a checkpoint and its configuration say."""
+    config = trained.config
+    return {
+        "Stage": f"`{trained.stage}`",
+        "First weights": ", ".join(_first_weights(told(dump(config)))),
+        "Steps": f"{read_manifest(trained.source).step:,}",
+        "Rows a step": str(config.global_batch_size or ""),
+        "Seed": str(config.seed),
+        "Data": told_text(_described(trained)) or "",
+    }
+
+
+def write_card(folder: Path, card: ModelCard) -> None:
+    """Into an exported folder."""
+    write_text(folder / CARD, str(card))
+
+
+def _first_weights(settings: Mapping[str, Any]) -> Iterable[str]:
+    """What a run, or a network of it, began with."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _first_weights(value)
+        elif name in _FIRST_WEIGHTS and value:
+            yield f"`{value}`"
+
+
+def _described(trained: Trained) -> str:
+    """The data, as the banner of the run names it."""
+    describe = trained.recipe.describe
+    return "" if describe is None else str(describe(trained.config).get("dataset", ""))
+
+
+def _data(trained: Trained) -> dict[str, str]:
+    """By purpose, how many rows the stage had, and the names of their files."""
+    recorded = read_fixed(trained.run).get(trained.stage, {}).get(DATA, {}) if trained.run else {}
+    own = trained.run.path.absolute() if trained.run else Path()
+    found = {}
+    for purpose, feeds in recorded.items():
+        paths = (Path(file["path"]) for feed in feeds for file in feed.get("files", []) if "path" in file)
+        files = sorted({path.name for path in paths if not path.absolute().is_relative_to(own)})
+        rows = " and ".join(dict.fromkeys(f"{feed['rows']:,}" for feed in feeds))
+        found[purpose] = f"{rows} rows" + f" of {', '.join(files)}" * bool(files)
+    return found
+
+
+def _measured_on(rows: str) -> str:
+    part = "the part of the data that was kept for validation" + f" ({rows})" * bool(rows)
+    return f"at this step, on {part}; checkpoints are chosen by that part, so it is no test"
+
+
+def _command(trained: Trained) -> str:
+    """The command that trains it again: what differs from its preset, without what is of one machine or launch."""
+    config, recipe = trained.config, trained.recipe
+    preset = dump(build(recipe.config, dict(recipe.presets.get(config.preset, {}))))
+    words = ["samestep", "train", told_text(trained.name) or UNNAMED]
+    words += ["--preset", config.preset] if config.preset in recipe.presets else []
+    for name, value in _differing(told(preset), told(dump(config))):
+        if not name.startswith((*_OF_THE_MACHINE, *_OF_THE_LAUNCH)) and value is not None:
+            words.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping) and known.keys() >= value.keys():
+            yield from _differing(known, value, f"{prefix}{name}.")
+        elif value != known:
+            yield prefix + name, value
+
+
+def validation_metrics(trained: Trained) -> dict[str, float]:
+    """What the run's own validation found of this checkpoint, if it is one that was validated."""
+    if trained.run is None or not is_checkpoint(trained.source):
+        return {}
+    step = read_manifest(trained.source).step
+    found: dict[str, float] = {}
+    for row in JsonLines(trained.run.metrics):
+        if row.get("stage") == trained.stage and row.get("step") == step:
+            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            found |= {name.removeprefix("val/"): value for name, value in numbers.items() if name.startswith("val/")}
+    return found
+
+
+def listing(facts: Mapping[str, str]) -> str:
+    """Facts as a list, without those that are empty."""
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
+
+
+def metrics_table(metrics: Mapping[str, Mapping[str, float]], measured: str) -> str:
+    """The metrics of each model, in a column of its name; one that lacks a metric gets an empty cell."""
+    names = list(dict.fromkeys(name for found in metrics.values() for name in found))
+    rows = [_row(["metric", *metrics]), _row(["---"] * (len(metrics) + 1))]
+    for name in names:
+        rows.append(_row([name, *(f"{found[name]:.4f}" if name in found else "" for found in metrics.values())]))
+    return f"Measured {measured}.\n\n" + "\n".join(rows) if names else ""
+
+
+def _header(entries: Mapping[str, Any]) -> str:
+    """YAML."""
+    lines = []
+    for name, value in entries.items():
+        if isinstance(value, str):
+            lines.append(f"{name}: {value}")
+        elif value:
+            lines += [f"{name}:", *(f"- {json.dumps(each) if '/' in each else each}" for each in value)]
+    return "\n".join(("---", *lines, "---"))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def code_block(language: str, lines: Sequence[str]) -> str:
+    """A block whose content cannot end it."""
+    text = "\n".join(lines).replace("```", "` ` `")
+    return f"```{language}\n{text}\n```"
+
+
+def _section(title: str, text: str) -> str:
+    return f"## {title}\n\n{text}" if text else ""
