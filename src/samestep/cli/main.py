@@ -32,6 +32,7 @@ VERBS = {
     "checkpoints": "list the checkpoints of a run, and check them",
     "why": "explain what happened to a run",
     "doctor": "check the machines, alone or as the ranks of a launcher",
+    "new": "make a project folder for a recipe, or for one of your own",
     "config": "print every setting of a recipe with type, default and meaning",
 }
 OTHER_NAMES = {"eval": "evaluate"}
@@ -52,6 +53,7 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep why RUN
   samestep doctor [--test basic|ddp|all]
   samestep config RECIPE
+  samestep new RECIPE FOLDER
 
 verbs:
 """
