@@ -156,7 +156,7 @@ def test_a_function_takes_these_args(row: Row) -> None:
 
 
 def test_every_script_has_a_row() -> None:
-    folders = [ROOT / "scripts" / name for name in RECIPES]
+    folders = [folder for name in RECIPES if (folder := ROOT / "scripts" / name).is_dir()]
     scripts = {path for folder in folders for path in folder.iterdir() if path.is_file()}
     scripts |= set((ROOT / "scripts").glob("test_*.py"))
     wanted = {str(path.relative_to(ROOT)) for path in scripts if not path.name.startswith("make_")}
@@ -181,5 +181,5 @@ def test_a_wrong_row_is_found(folder: Path) -> None:
         test_a_flag_sets_what_the_setting_sets(Row("dpo", "--lr 1e-5", "learning_rate=2e-5"), folder)
     with pytest.raises(AssertionError):
         test_a_script_starts_what_the_command_starts(
-            Row("gan", "scripts/gan/run_ddp_training.sh small", "samestep train gan --preset small --nproc 2"), folder
+            Row("mdlm", "scripts/mdlm/launch_training.sh 4 data", "samestep train mdlm --nproc 2"), folder
         )

