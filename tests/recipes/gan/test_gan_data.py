@@ -24,10 +24,10 @@ from samestep.recipes.gan.data import (
     Texts,
     _load,
     find_domain,
+    groups_of,
     load,
     register_domain,
 )
-from samestep.recipes.gan.task import groups
 from samestep.world.world import World
 
 GENRES = ("fable", "crime", "myth")
@@ -261,7 +261,9 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_feed_leads_back_to_its_records(workers: int, tmp_path: Path) -> None:
     rows = load(DataConfig(write_csv(tmp_path / "a.csv", stories())), seed=0).train
-    feed = Feed(rows, Sequential(len(rows), 4), World.single(), micro_rows=4, length=4, collate=groups, workers=workers)
+    feed = Feed(
+        rows, Sequential(len(rows), 4), World.single(), micro_rows=4, length=4, collate=groups_of, workers=workers
+    )
     batch = feed[1].batches[0]
     records = rows.of_batch(batch["ids"])
     assert records == rows.records[4:8]

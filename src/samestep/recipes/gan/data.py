@@ -14,6 +14,7 @@ from string import Formatter
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from samestep import UserError
@@ -188,6 +189,11 @@ class TextRows:
         return self._origins
 
 
+def groups_of(samples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """A feed's collate: only which group a sample is of, since texts are taken from the rows by their ids."""
+    return {"group": torch.tensor([sample["group"] for sample in samples])}
+
+
 @dataclass(frozen=True)
 class Texts:
     """The data, in parts that have no human text in common."""
@@ -238,6 +244,18 @@ def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -
     parts = split_records(kept, [record.human for record in kept], **shares, seed=seed)
     train, validation, test = (TextRows(part, groups, origins) for part in parts)
     return Texts(name, domain, train, validation, selection, test if len(test) else None)
+
+
+def load_pairs(config: DataConfig, path: str) -> tuple[TextRows, list[str]]:
+    """Records with the columns of a domain, and in `generated` what a model wrote for the same prompt."""
+    read = config.records(path)
+    domain, columns = find_domain(read.columns, path, config.domain), ("generated",)
+    read.expect((*domain.columns, *columns))
+    texts = [found for row in read.rows if (found := read.texts(row, (*domain.columns, *columns)))]
+    read.check(config.skip_invalid)
+    records = [Record(domain.prompt(row), row[domain.human_field], domain.group(row)) for row in texts]
+    groups = sorted({record.group for record in records})
+    return TextRows(records, groups, read.origins()), [row["generated"] for row in texts]
 
 
 def count_repeated(records: Iterable[Record], training: Iterable[Record]) -> int:
