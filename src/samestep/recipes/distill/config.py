@@ -169,7 +169,9 @@ class DistillConfig(Config):
     phase2_lr: Positive = 5e-6
     """Peak learning rate of phase 2."""
     max_samples_phase1: Count = 100_000
-    """Records whose texts are used in phase 1, at most."""
+    """Records whose texts are used in phase 1, at most; or texts, see phase1_samples."""
+    phase1_samples: Literal["records", "texts"] = "records"
+    """What max_samples_phase1 counts: records, each with all of its texts; or distinct texts."""
     max_samples_phase2: Count = 500_000
     """Records that are used in phase 2, at most."""
     skip_phase1: bool = False

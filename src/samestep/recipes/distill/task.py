@@ -121,7 +121,7 @@ class Align(PhaseTask):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         config: DistillConfig = bench.config
-        parts, weights = self.data.texts_of_phase(config.max_samples_phase1)
+        parts, weights = self.data.texts_of_phase(config.max_samples_phase1, config.phase1_samples)
         rows, order = mixed([self.text_rows(numbers) for numbers in parts], weights, config.bucketed)
         self.train_on(bench.feed(rows, order=order, collate=self.collate))
         self._objective = config.align

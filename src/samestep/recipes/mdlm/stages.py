@@ -117,11 +117,12 @@ def stages(config: MdlmConfig) -> list[Stage]:
 def describe(config: MdlmConfig) -> dict[str, str]:
     """The dataset and the network, for the banner."""
     network = config.model
-    shape = f"{network.n_layers} layers of width {network.d_model}, {network.vocab_size:,} tokens"
+    shape = f"{network.n_layers} layers of width {network.d_model}"
     source = named_source(config)
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
         "model": f"{source} ({shape})" if source else shape,
+        "vocabulary size": f"{network.vocab_size:,}",
     }
 
 
