@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Fine-tune a published LLaDA model: `samestep train mdlm --preset llada-8b` under its older name, with familiar flags.
 
-    python scripts/mdlm/train_llada_pretrained.py --model_name LLaDA-8B-Instruct --data_dir shakespeare_processed \\
-        --batch_size 1 --epochs 3 --learning_rate 2e-5 --save_dir checkpoints --pt_checkpoints
+    python scripts/mdlm/train_llada_pretrained.py --model_name GSAI-ML/LLaDA-8B-Instruct \\
+        --data_dir shakespeare_processed --batch_size 1 --epochs 3 --learning_rate 2e-5 --save_dir checkpoints \\
+        --pt_checkpoints
 
 Also --fp16, --no_fp16, --resume FILE.pt, --nproc N, and every setting of `samestep config mdlm`.
 """
@@ -11,7 +12,7 @@ import sys
 
 from samestep.cli.main import main
 
-DEFAULTS = ["--preset", "llada-8b", "--model_name", "LLaDA-8B-Instruct", "--data_dir", "shakespeare_processed"]
+DEFAULTS = ["--preset", "llada-8b", "--model_name", "GSAI-ML/LLaDA-8B-Instruct", "--data_dir", "shakespeare_processed"]
 
 if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv):
