@@ -15,7 +15,8 @@ class PrepareConfig(RecordsConfig):
     out: str
     """The folder to write."""
     tokenizer: str = "byte"
-    """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
+    """byte, char, bpe (learned from the text), or the model whose tokenizer it is: a folder, org/name or
+    org/name@revision of the Hub, a run or a checkpoint."""
     vocab_size: Count | None = None
     """Tokens that bpe learns, the special ones included; null is 4096."""
     sequence_length: Annotated[int, Bounds(least=2)] | None = None

@@ -106,7 +106,7 @@ def _tokenizer(
         return train_bpe(dataset.training_texts(split()), config.vocab_size or 4096)
     folder = expand_home(config.tokenizer)
     if not folder.is_dir():
-        raise UserError(f"Choose --tokenizer byte, char, bpe or a local folder; there is no folder {config.tokenizer}.")
+        raise UserError(f"Choose --tokenizer byte, char, bpe or a folder; there is no folder {config.tokenizer}.")
     return read_folder(folder, config.mask_token, config.eos_token)
 
 

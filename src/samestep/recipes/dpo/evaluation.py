@@ -141,7 +141,7 @@ def _reference(trained: Trained, family: Family, world: World) -> nn.Module:
     assert trained.run is not None
     module, fill = build_fresh(family.network, config.seed, POLICY)
     if source := named_source(config) or family.first_weights:
-        fill = NamedWeights(Path(run_path(source, config.out)), world).fill_for(POLICY)
+        fill = NamedWeights(run_path(source, config.out), world).fill_for(POLICY)
         if fill.holds_adapters:
             raise UserError(f"Evaluate a run that did not begin with adapters: {source} has some, and no network.")
     network = materialize(module, world.device, fill).eval()

@@ -10,6 +10,7 @@ from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import only_for_records
 from samestep.kit.model_settings import without_effect
+from samestep.models.hub_download import hub_model
 from samestep.recipes.gan.data import DataConfig, load, load_pairs
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
@@ -192,9 +193,11 @@ def resolve_config(config: GanConfig) -> GanConfig:
             "file holds one of the two."
         )
     for name, player in (("generator", config.generator), ("judge", config.judge)):
-        if player.init_from and not Path(run_path(player.init_from, config.out)).exists():
+        first = player.init_from
+        if first and not Path(run_path(first, config.out)).exists() and hub_model(first) is None:
             raise UserError(
-                f"Set {name}.init_from to a run, a checkpoint or a weight file; {player.init_from} does not exist."
+                f"Set {name}.init_from to a run, a checkpoint, a weight file or a model of the Hub (org/name); {first} "
+                "does not exist."
             )
     if config.writing.temperature == 0 and config.objective.kind != "spin":
         raise UserError(
