@@ -35,6 +35,8 @@ SHOWN = 20
 """How many problems are listed one by one; the others are counted by their kind."""
 _FOR_TWO_EDITS = 8
 """Letters of a name that may be misspelt in two places."""
+ABSENT = ("is missing", "is empty")
+"""What is wrong with a text that there is none of."""
 Names = str | Sequence[str]
 """The name of a column, or all names for it."""
 
@@ -261,11 +263,11 @@ def _endings() -> str:
 def text_fault(value: Any) -> str:
     """Why a value is no text; empty if it is one."""
     if value is None:
-        return "is missing"
+        return ABSENT[0]
     if not isinstance(value, str):
         return f"is no text but {json.dumps(value, default=str)[:40]}"
     if not value.strip():
-        return "is empty"
+        return ABSENT[1]
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
