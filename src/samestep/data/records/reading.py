@@ -151,7 +151,7 @@ class Records:
         """Refuse files with problems, all of them at once; or say, once, what is left out and why, and return that."""
         sentence = leave_out(self.path, self.problems, self.total, skip_invalid, self._section)
         if sentence:
-            _say(sentence)
+            say_once(sentence)
         return sentence
 
     def _read(self) -> Rows:
@@ -196,7 +196,7 @@ class Records:
             )
         every = {name for names in self._known for name in names} | set(self.renamed.values())
         if self._known and (unused := [name for name in self._found if name not in every]):
-            _say(f"{self.path}: columns that are not used: {quoted(unused)}")
+            say_once(f"{self.path}: columns that are not used: {quoted(unused)}")
 
 
 def _parsed(cell: str) -> Any:
@@ -306,6 +306,6 @@ def edits(first: str, second: str) -> int:
 
 
 @cache
-def _say(sentence: str) -> None:
+def say_once(sentence: str) -> None:
     """Warn once in a process, though several stages read the same file."""
     logger.warning("%s", sentence)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from samestep.data.records.reading import say_once
+
 TooLong = Literal["refuse", "drop", "truncate"]
 """What is done with them: stop and name them, leave them out, or cut them at the limit."""
 DONE = {"drop": "dropped", "truncate": "cut"}
@@ -34,6 +36,11 @@ class LengthLimit:
                 "truncate to cut them"
             )
         return self.too_long == "truncate"
+
+    def say(self, name: str) -> None:
+        """Say once what was done with the texts of a file."""
+        if self.sentence:
+            say_once(f"{name}: {self.sentence}")
 
     @property
     def sentence(self) -> str:
