@@ -127,7 +127,7 @@ def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
         "rows": f"{found['train_samples']:,} and {found['val_samples']:,} of {found['sequence_length']} tokens",
     }
     if found["kind"] == "chat":
-        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} left out"
+        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} dropped"
         lines["left out"] = f"{_many(found['chats_without_answer'], 'chat')} without an answer"
     else:
         lines["bytes a token"] = f"{found['val_bytes'] / found['val_tokens']:.3f} in validation"

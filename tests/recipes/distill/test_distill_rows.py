@@ -18,6 +18,7 @@ from samestep.recipes.distill.data import (
     sentences_of,
     share_out,
 )
+from samestep.recipes.distill.lengths import too_long
 from samestep.recipes.distill.models import (
     STUDENT,
     TEACHER,
@@ -107,6 +108,16 @@ def test_sentences_are_texts_of_phase_1_and_of_nothing_else() -> None:
     one = replace(data, sources=[range(3)], weights=[1.0])
     assert one.texts_of_phase(3) == ([[0, 2, 3, 4, 1, 5, 7, 8, 9, 10]], [1.0])
     assert one.rows_of_phase(3) == [[0, 1, 2]]
+
+
+def test_texts_that_are_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    data, numbers = data_of(RECORDS), list(range(6))
+    assert too_long(data, numbers, reading(max_length=3), "drop") == {5}
+    assert "toy: 1 of 6 texts are longer than 3 tokens and were dropped (data.too_long=drop)" in caplog.text
+    assert too_long(data, numbers, reading(max_length=2), "truncate") == set()
+    assert "toy: 2 of 6 texts are longer than 2 tokens and were cut (data.too_long=truncate)" in caplog.text
+    with pytest.raises(UserError, match=r"Shorten 1 of 6 texts of toy, .*\n  'dddd': it has 4 tokens, more than 3"):
+        too_long(data, numbers, reading(max_length=3), "refuse")
 
 
 def test_limits_are_shared_out_by_size() -> None:

@@ -78,7 +78,7 @@ def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> TextDatase
         raise UserError(
             f"Prepare chats and running text separately; {plain[0]} does not hold records of chats, others do."
         )
-    return Chats(sources, config.too_long == "cut", config.skip_invalid)
+    return Chats(sources, config.too_long, config.skip_invalid)
 
 
 def _is_chat(source: TextSource) -> bool:

@@ -7,6 +7,7 @@ from samestep import Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import RecordsConfig
+from samestep.data.records.too_long import TooLong
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
@@ -30,6 +31,9 @@ class DataConfig(RecordsConfig):
     sentences: bool = False
     """Phase 1 also learns single sentences of all passages, and the passages of the validation set (not its queries):
     more to learn from where records are few."""
+    too_long: TooLong = "truncate"
+    """What to do with texts of more than student.max_length tokens: truncate; drop, with the records of a query or an
+    answer that is too long; or refuse. The retrieval set keeps them, and they are cut."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
     null: all."""

@@ -213,6 +213,11 @@ def resolve_config(config: GanConfig) -> GanConfig:
 NO_EFFECT = (
     only_for_records(lambda c: c.data.path is None),
     NoEffect(
+        "data.too_long",
+        lambda c: c.data.max_story_length is None,
+        "no text is too long without data.max_story_length; set that, or leave it out",
+    ),
+    NoEffect(
         ("judging.answer_tokens", "judging.temperature", "judging.unparsed_fools"),
         lambda c: c.judging.mode == "verdict",
         "with judging.mode=verdict the judge writes nothing; set judging.mode=generative, or leave it out",
