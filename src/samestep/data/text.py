@@ -157,7 +157,8 @@ def _unpack(
     """
     digests = [document_digest(text) for text in documents(records, skip_invalid)]
     is_whole = len(digests) * shares[0] >= 1
-    part_of = choose_parts(digests, *(*shares, 0.0)[:2], seed=0) if is_whole else np.full(len(digests), TRAIN)
+    validation, test = (*shares, 0.0)[:2]
+    part_of = choose_parts(digests, validation, test, seed=0) if is_whole else np.full(len(digests), TRAIN)
     end = np.array(separator, dtype="u2").tobytes()
     own = [target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") for target in targets]
     try:
