@@ -19,6 +19,7 @@ from samestep.models.hub_download import hub_model
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, holds_chats, load, row_length
+from samestep.recipes.mdlm.held_out import CORPUS
 from samestep.recipes.mdlm.objective import Objective, nll_metrics, pair_rows
 from samestep.recipes.mdlm.pretrained import (
     copy_tokenizer_files,
@@ -146,7 +147,7 @@ def _build(bench: Bench) -> Fit:
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = _training_feed(bench, text, objective)
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
-        write_json(bench.artifact("corpus.json"), text.describe())
+        write_json(bench.artifact(CORPUS), text.describe())
         if not bench.resumed:
             if initial is not None:
                 copy_tokenizer_files(initial.tokenizer, bench.artifact(TOKENIZER))
