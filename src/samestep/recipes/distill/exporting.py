@@ -4,8 +4,8 @@ stage ends.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from samestep.data.records.mixture import parse_sources
 from samestep.models.sentence_onnx import FILE as ONNX
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import data_of, texts_file
-from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, needs_data, open_models
+from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, as_trained, needs_data, open_models
 from samestep.recipes.distill.task import ALIGN, RANK, PhaseTask
 from samestep.train.trained.export import EXPORT_TYPES, ExportOptions, quoted
 from samestep.train.trained.model_card import ModelCard, listing, trained_card
@@ -56,17 +56,11 @@ def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
 
 def _write(trained: Trained, models: Models, folder: Path, options: ExportOptions) -> None:
     """The folder, with the instructions and the length that the student was trained with."""
-    source = replace(models.student, max_length=models.readings[STUDENT].max_length)
+    source = as_trained(models)
     weights = trained.network(MODEL).state_dict()
     card, dtype = str(_card(trained, models, options)), EXPORT_TYPES[options.dtype]
-    prompts, overwrite = _prompts(models), options.overwrite
-    write_encoder(folder, source, weights, card, prompts=prompts, dtype=dtype, overwrite=overwrite, onnx=options.onnx)
-
-
-def _prompts(models: Models) -> dict[str, str]:
-    """What it was trained with, under the names that sentence-transformers looks for; nothing else of its base."""
-    reading = models.readings[STUDENT]
-    return {"query": reading.query_instruction, "document": reading.passage_instruction}
+    given: Any = {"prompts": source.prompts, "overwrite": options.overwrite, "onnx": options.onnx}
+    write_encoder(folder, source, weights, card, dtype=dtype, **given)
 
 
 def _usage(folder: str | Path, models: Models, options: ExportOptions) -> list[str]:
@@ -126,7 +120,7 @@ def _teacher(config: DistillConfig) -> str:
 def _vectors(models: Models) -> dict[str, str]:
     with torch.device("meta"):
         head = models.student.network().head
-    prompts = {name: json.dumps(text, ensure_ascii=False) for name, text in _prompts(models).items() if text}
+    prompts = {name: json.dumps(text, ensure_ascii=False) for name, text in as_trained(models).prompts.items() if text}
     return {
         "Dimensions": str(models.student.dim),
         "Longest text": f"{models.readings[STUDENT].max_length} tokens",
