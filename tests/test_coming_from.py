@@ -166,5 +166,5 @@ def test_a_wrong_row_is_found(folder: Path) -> None:
         test_a_flag_sets_what_the_setting_sets(Row("dpo", "--lr 1e-5", "learning_rate=2e-5"), folder)
     with pytest.raises(AssertionError):
         test_a_script_starts_what_the_command_starts(
-            Row("mdlm", "scripts/mdlm/launch_training.sh 4 data", "samestep train mdlm --nproc 2"), folder
+            Row("dpo", "scripts/dpo/run_dpo_ddp_local.sh 4", "samestep train dpo --nproc 2"), folder
         )

@@ -187,7 +187,10 @@ def test_a_run_begins_with_the_weights_of_another_by_its_name(shell: Shell) -> N
     assert "done already" in shell(*args, "--name", "b")[1], "the weights that it began with are no longer needed"
     codes, output = shell(*args[:-2], "nobody", "--name", "c")
     assert codes == [2]
-    assert "nobody does not exist; give a run's name or directory, a checkpoint folder or a weight file" in output
+    assert (
+        "nobody does not exist; give a run's name or directory, a checkpoint folder, a weight file, or a model"
+        in output
+    )
     assert not Path("runs/c").exists()
 
 

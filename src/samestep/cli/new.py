@@ -11,6 +11,7 @@ from pathlib import Path
 
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.near_names import did_you_mean
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.safe_files import temporary_folder
@@ -74,7 +75,8 @@ def _parse(names: Sequence[str]) -> tuple[str | None, Path]:
     recipe = names[0] if len(names) == 2 else None
     if recipe is not None and recipe not in known:
         raise UserError(
-            f"there is no recipe {recipe!r}; choose one of {', '.join(known)}, or leave it out for a recipe of your own"
+            f"there is no recipe {recipe!r}{did_you_mean(recipe, known)}; choose one of {', '.join(known)}, or "
+            "leave it out for a recipe of your own"
         )
     return recipe, expand_home(names[-1])
 

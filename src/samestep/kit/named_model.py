@@ -1,4 +1,4 @@
-"""The language model that a user named.
+"""The language model that a user named, and the tokenizer of whatever model is named.
 
     null                            the built-in one, on bytes
     models/SmolLM2-135M             a folder with a causal model of transformers
@@ -22,6 +22,7 @@ from torch import nn
 from samestep.core.config import listed
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
+from samestep.data.tokenizer import has_tokenizer
 from samestep.kit.language_model import ByteModel, FolderModel, LanguageModel
 from samestep.models.causal_folder import open_causal_lm
 from samestep.models.causal_lm import CausalConfig
@@ -56,8 +57,32 @@ def open_language_model(
         make = partial(_trained_network, trained, model, dtype)
         return replace(model, name=name, make=make, made_from={"weights": trained.weight_files()})
     folder = resolve_model(name, world)
-    own = resolve_model(tokenizer, world) if tokenizer else None
+    own = find_tokenizer(tokenizer, world) if tokenizer else None
     return FolderModel(open_causal_lm(folder, dtype=dtype, tokenizer=own), name)
+
+
+def find_tokenizer(name: str, world: World) -> Path:
+    """The folder with the tokenizer of a model that a user named: a folder, a model of the Hub, of which no weights are
+    downloaded, a run, a checkpoint, or an exported one. Collective."""
+
+    def find() -> str | None:
+        named = _split(name) if world.is_main else None
+        return None if named is None or has_tokenizer(Path(named[0])) else str(_tokenizer_of(name, *named))
+
+    found = world.run_on_all_ranks(f"finding the tokenizer of {name}", find)[0]
+    return resolve_model(name, world, weights=False) if found is None else Path(found)
+
+
+def _tokenizer_of(name: str, source: str, learner: str | None) -> Path:
+    """That of a run, a checkpoint or an exported model: its own, or that of the model that its training began with."""
+    trained = open_trained(source, learner=learner)
+    if has_tokenizer(trained.tokenizer):
+        return trained.tokenizer
+    models = _models_of(trained)
+    model = models[_choose(name, source, learner).learner](World.single()) if models else None
+    if isinstance(model, FolderModel):
+        return model.folder.tokenizer_folder
+    raise UserError(f"Name another tokenizer than that of {name}: its tokens are bytes, or it has none to read.")
 
 
 def is_at_hand(name: str | None) -> bool:

@@ -1,12 +1,13 @@
 """Models by name: a folder on disk, or a model of the Hugging Face Hub, which is downloaded once for all ranks.
 
     folder = resolve_model("org/name@revision", bench.world)
+    folder = resolve_model("org/name", bench.world, weights=False)      # its configuration and its tokenizer alone
+    path = find_model(text, bench.world)                                # whatever is on the disk stays what it is
 
 The cache is looked at first. A model that is complete there is used without a request, even if its branch has moved
 since; name a commit, or delete it from the cache, to get another one.
 """
 
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,35 +21,49 @@ from samestep.core.console import PlainConsole
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.json_files import Json
 from samestep.core.paths import expand_home
-from samestep.models.hub_download import Download, HubModel, find_in_cache, import_hub
+from samestep.models.hub_download import Download, HubModel, find_in_cache, hub_model, import_hub
 from samestep.world.world import World
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes that are wanted."""
-_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
 _SECONDS = 0.2
 """Between two messages of the ranks about how far they are."""
 
 
-def resolve_model(name: str, world: World | None = None, progress: Progress | None = None) -> Path:
+def resolve_model(
+    name: str, world: World | None = None, progress: Progress | None = None, *, weights: bool = True
+) -> Path:
     """The folder of the model that a user named: a local folder, or `org/name` or `org/name@revision` of the Hub.
 
     Collective, if a world is given: every rank gets the folder of the same files, or raises the same error. `progress`
-    is called on rank 0; by default rank 0 shows a bar.
+    is called on rank 0; by default rank 0 shows a bar. Without `weights` none are downloaded.
     """
     world = world or World.single()
     found = world.run_on_all_ranks(f"finding {name}", lambda: _parse(name) if world.is_main else None)[0]
     if found is None:
         return _folder_on_all_hosts(expand_home(name), world)
-    model = HubModel(*found)
+    return _download(HubModel(*found), world, progress, weights)
+
+
+def find_model(text: str, world: World | None = None) -> Path:
+    """The path of what a user named: a model of the Hub is downloaded, anything else need not be there. Collective, if
+    a world is given; rank 0 says which it is."""
+    world = world or World.single()
+    model = hub_model(text) if world.is_main else None
+    found = world.share([model.name, model.revision] if model else None)
+    return Path(text) if found is None else _download(HubModel(*found), world)
+
+
+def _download(model: HubModel, world: World, progress: Progress | None = None, weights: bool = True) -> Path:
+    """The folder of a model in the cache of every host."""
     with _bar(str(model), visible=world.is_main and progress is None) as bar:
         show = progress or bar
-        results = _work_together(world, Download(model) if world.is_main else None, show)
+        results = _work_together(world, Download(model, weights=weights) if world.is_main else None, show)
         commit = results[0]
-        hosts = world.gather(None if find_in_cache(model.name, commit, needs_tokenizer=False) else world.host)
+        hosts = world.gather(None if _find(model, commit, weights) else world.host)
         is_chosen = world.host in hosts and hosts.index(world.host) == world.rank  # this host's cache is not rank 0's
-        _work_together(world, Download(model, commit) if is_chosen else None, show)
-    return _seen_on_all_ranks(model, commit, world)
+        _work_together(world, Download(model, commit, weights) if is_chosen else None, show)
+    return _seen_on_all_ranks(model, commit, world, weights)
 
 
 def _parse(name: str) -> Json:
@@ -58,13 +73,13 @@ def _parse(name: str) -> Json:
         return None
     if name and path.exists():
         raise UserError(f"Name the folder of a model, or a model of the Hub such as org/name; {name} is a file.")
-    match = _HUB_NAME.fullmatch(name)
-    if match is None:
+    model = hub_model(name)
+    if model is None:
         raise UserError(
             f"Name an existing folder, or a model of the Hub as org/name or org/name@revision; {name} is neither "
             f"(from {Path.cwd()})."
         )
-    return [match[1], match[2] or "main"]
+    return [model.name, model.revision]
 
 
 def _folder_on_all_hosts(folder: Path, world: World) -> Path:
@@ -76,9 +91,13 @@ def _folder_on_all_hosts(folder: Path, world: World) -> Path:
     return folder
 
 
-def _seen_on_all_ranks(model: HubModel, commit: str, world: World) -> Path:
+def _find(model: HubModel, commit: str, weights: bool) -> Path | None:
+    return find_in_cache(model.name, commit, needs_tokenizer=False, needs_weights=weights)
+
+
+def _seen_on_all_ranks(model: HubModel, commit: str, world: World, weights: bool) -> Path:
     def find() -> str:
-        folder = find_in_cache(model.name, commit, needs_tokenizer=False)
+        folder = _find(model, commit, weights)
         if folder is None:
             raise UserError(
                 f"Give all ranks of a host the same HF_HOME and HF_HUB_CACHE; {model} was downloaded on {world.host}, "

@@ -7,6 +7,7 @@ are read as data alone. Whatever goes wrong becomes one sentence.
 
 import io
 import logging
+import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 from samestep.core.disk_space import existing_folder, is_disk_full
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.json_files import parse_json
+from samestep.core.paths import expand_home
 from samestep.models.hub_modules import has_all_modules, module_files
 
 CONFIG = "config.json"
@@ -34,6 +36,9 @@ TOKENIZERS = {
 }
 """One of these is in every model of text."""
 _WEIGHTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
+_OF_PATHS = re.compile(r"runs/.*|.*\.(pt|pth|bin|ckpt|safetensors|gguf|py)")
+"""What a user who writes this means on the disk, whether it is there or not."""
 _CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "hf_xet", "huggingface_hub")
 """How the packages are named whose errors mean a broken or missing connection; versions of the client use others."""
 
@@ -47,6 +52,14 @@ class HubModel:
 
     def __str__(self) -> str:
         return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
+
+
+def hub_model(text: str) -> HubModel | None:
+    """The model of the Hub of this name, `org/name` or `org/name@revision`; None if it is a path, or no name."""
+    match = _NAME.fullmatch(text)
+    if match is None or _OF_PATHS.fullmatch(text) or expand_home(text).exists():
+        return None
+    return HubModel(match[1], match[2] or "main")
 
 
 def weight_files(names: Collection[str], folder: Path) -> list[str]:
@@ -63,19 +76,21 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
     return []
 
 
-def is_complete(folder: Path, needs_tokenizer: bool = True) -> bool:
+def is_complete(folder: Path, needs_tokenizer: bool = True, needs_weights: bool = True) -> bool:
     """Whether a snapshot in the cache has all files that a model needs."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
-    weights = weight_files(names, folder)
+    weights = weight_files(names, folder) if needs_weights else []
     has_weights = bool(weights) and names.issuperset(weights) and has_all_modules(folder)
-    return CONFIG in names and has_weights and not (needs_tokenizer and names.isdisjoint(TOKENIZERS))
+    lacks_tokenizer = needs_tokenizer and names.isdisjoint(TOKENIZERS)
+    return CONFIG in names and (has_weights or not needs_weights) and not lacks_tokenizer
 
 
 class Download:
     """Finds a model in the cache of this host, or downloads it; calling it gives the commit."""
 
-    def __init__(self, model: HubModel, commit: str | None = None) -> None:
-        self.model, self._revision = model, commit or model.revision
+    def __init__(self, model: HubModel, commit: str | None = None, weights: bool = True) -> None:
+        """Without `weights` it is the configuration and the tokenizer alone."""
+        self.model, self._revision, self._needs_weights = model, commit or model.revision, weights
         self._sizes: dict[str, int] = {}
         self._wanted: list[str] = []
         self._there = 0
@@ -90,7 +105,7 @@ class Download:
     def __call__(self) -> str:
         hub = import_hub()
         try:
-            folder = find_in_cache(self.model.name, self._revision)
+            folder = find_in_cache(self.model.name, self._revision, needs_weights=self._needs_weights)
             if folder is None:
                 with _quiet_hub():
                     folder = self._download(hub)
@@ -109,6 +124,8 @@ class Download:
         if CONFIG not in self._sizes:
             raise UserError(f"Name another model; {self.model} has no {CONFIG}.")
         small = [name for name in self._sizes if any(fnmatch(name, pattern) for pattern in SMALL)]
+        if not self._needs_weights:
+            return self._fetch(hub, self._revision, small)
         folder = self._fetch(hub, info.sha, small)
         wanted = {*small, *self._weights(folder), *modules}
         self._there = sum(self._sizes[name] for name in wanted if (folder / name).exists())
@@ -196,7 +213,7 @@ class Download:
         )
 
 
-def find_in_cache(name: str, revision: str, needs_tokenizer: bool = True) -> Path | None:
+def find_in_cache(name: str, revision: str, needs_tokenizer: bool = True, needs_weights: bool = True) -> Path | None:
     """The folder of a model in the cache, if it is complete there; nothing is asked from the network. What another
     program downloaded may lack the tokenizer: `needs_tokenizer`, unless the client knows that the model has none."""
     hub = import_hub()
@@ -207,7 +224,7 @@ def find_in_cache(name: str, revision: str, needs_tokenizer: bool = True) -> Pat
     except hub.errors.LocalEntryNotFoundError:
         return None
     needs_tokenizer = needs_tokenizer and _may_have_tokenizer(hub, name, Path(folder).name)
-    return Path(folder) if is_complete(Path(folder), needs_tokenizer) else None
+    return Path(folder) if is_complete(Path(folder), needs_tokenizer, needs_weights) else None
 
 
 def _may_have_tokenizer(hub: Any, name: str, commit: str) -> bool:

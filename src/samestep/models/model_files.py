@@ -27,6 +27,11 @@ def weights_in(folder: Path) -> list[Path]:
     return [folder / name for name in (*found, *(name for name in names if name.endswith(_INDEX)))]
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether there is any file with weights: of a model of the Hub, they may not have been needed yet."""
+    return any((folder / name).is_file() for name in weight_files(_names(folder), folder))
+
+
 def tokenizer_in(folder: Path) -> list[Path]:
     """The files of the tokenizer."""
     patterns = (*_TOKENIZER, *_TOKENIZER_MODELS)

@@ -87,7 +87,13 @@ def test_validation_bytes_and_counted_tokens_are_those_of_the_answers(tmp_path: 
     assert found.metadata["val_answer_tokens"] == sum(len(tokens) - prompt for tokens, prompt in kept)
 
 
-@pytest.mark.parametrize("too_long", ["cut", "leave_out"])
+def test_what_is_too_long_is_refused_with_its_line(tmp_path: Path) -> None:
+    records = [{"prompt": "a", "answer": "b"}, {"prompt": "a", "answer": "b" * 99}]
+    with pytest.raises(UserError, match=r"Shorten 1 answers:\n  .*a\.jsonl line 2: it has \d+ tokens"):
+        made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), sequence_length=60, too_long="refuse")
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "drop"])
 def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_long: str) -> None:
     records: list[dict[str, str]] = [pair(i) for i in range(20)]
     records += [{"prompt": "short", "answer": "y" * 100} for _ in range(3)]
@@ -95,7 +101,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_lon
     found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), sequence_length=60, too_long=too_long)
     kept = rows(found, "train") + rows(found, "validation")
     assert all(prompt < len(tokens) <= 60 for tokens, prompt in kept), "never a prompt without an answer"
-    cut = 3 if too_long == "cut" else 0
+    cut = 3 if too_long == "truncate" else 0
     assert len(kept) == 20 + cut
     assert (found.metadata["answers_cut"], found.metadata["answers_left_out"]) == (cut, 5 - cut)
 

@@ -78,6 +78,24 @@ def test_all_problems_are_listed_at_once_or_left_out(tmp_path: Path, capfd: pyte
     assert "8 pairs for training, 2 pairs for validation" in said
 
 
+def test_pairs_that_are_too_long_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long = [
+        {"prompt": "ab", "chosen": "x" * 99, "rejected": "yz"},
+        {"prompt": "p" * 99, "chosen": "x", "rejected": "y"},
+    ]
+    data = str(write_records(tmp_path / "a.jsonl", [*text_records(10), long[0]]))
+    dropped = family(train=data, max_length=80, too_long="drop").pairs()
+    assert len(dropped.train) + len(dropped.validation) == 10
+    assert f"{data}: 1 of 11 pairs are longer than 80 tokens and were dropped (data.too_long=drop)" in caplog.text
+    cut = family(train=data, max_length=80, too_long="truncate").pairs()
+    assert len(cut.train) + len(cut.validation) == 11
+    rows = [part[index] for part in (cut.train, cut.validation) for index in range(len(part))]
+    assert max(len(row["prompt"]) + len(row["chosen"]) for row in rows) == 80
+    other = str(write_records(tmp_path / "b.jsonl", [*text_records(10), long[1]]))
+    with pytest.raises(UserError, match="line 11: its prompt or one of its completions has no token"):
+        family(train=other, max_length=80, too_long="truncate").pairs()
+
+
 @pytest.mark.parametrize(
     ("records", "sentence"),
     [([{"text": "a"}], "; it has 'text'"), ([3], "record 1: it is no JSON object")],

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, is_flag, listed, locate, paths_of, unknown_setting
+from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, is_flag, listed, locate, paths_of
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
 
 

@@ -34,14 +34,14 @@ from samestep.core.config.schema import (
     listed,
     locate,
     members,
-    nearest,
     paths_of,
     plain,
     section,
     types_of,
-    unknown_setting,
 )
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
+from samestep.core.near_names import nearest
 
 T = TypeVar("T")
 Settings = list[tuple[str, Any]]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.errors import UserError
 from samestep.data.records.reading import RecordsConfig
+from samestep.data.records.too_long import TooLong
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class PrepareConfig(RecordsConfig):
     out: str
     """The folder to write."""
     tokenizer: str = "byte"
-    """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
+    """byte, char, bpe (learned from the text), or the model whose tokenizer it is: a folder, org/name or
+    org/name@revision of the Hub, a run or a checkpoint."""
     vocab_size: Count | None = None
     """Tokens that bpe learns, the special ones included; null is 4096."""
     sequence_length: Annotated[int, Bounds(least=2)] | None = None
@@ -24,8 +26,9 @@ class PrepareConfig(RecordsConfig):
     """Share of the documents (of a single text: its end) that is kept for validation."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """text, chat, or auto: records with messages, or with a prompt and an answer, are chats."""
-    too_long: Literal["cut", "leave_out"] = "cut"
-    """What to do with a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
+    too_long: TooLong = "truncate"
+    """What to do with a chat's answer that does not fit into a row: truncate, drop, or refuse. One whose prompt leaves
+    no room for it cannot be cut and is dropped."""
     mask_token: str | None = None
     """The mask token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     eos_token: str | None = None

@@ -78,7 +78,7 @@ def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> TextDatase
         raise UserError(
             f"Prepare chats and running text separately; {plain[0]} does not hold records of chats, others do."
         )
-    return Chats(sources, config.too_long == "cut", config.skip_invalid)
+    return Chats(sources, config.too_long, config.skip_invalid)
 
 
 def _is_chat(source: TextSource) -> bool:
@@ -106,7 +106,7 @@ def _tokenizer(
         return train_bpe(dataset.training_texts(split()), config.vocab_size or 4096)
     folder = expand_home(config.tokenizer)
     if not folder.is_dir():
-        raise UserError(f"Choose --tokenizer byte, char, bpe or a local folder; there is no folder {config.tokenizer}.")
+        raise UserError(f"Choose --tokenizer byte, char, bpe or a folder; there is no folder {config.tokenizer}.")
     return read_folder(folder, config.mask_token, config.eos_token)
 
 

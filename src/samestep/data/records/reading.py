@@ -35,6 +35,8 @@ SHOWN = 20
 """How many problems are listed one by one; the others are counted by their kind."""
 _FOR_TWO_EDITS = 8
 """Letters of a name that may be misspelt in two places."""
+ABSENT = ("is missing", "is empty")
+"""What is wrong with a text that there is none of."""
 Names = str | Sequence[str]
 """The name of a column, or all names for it."""
 
@@ -149,7 +151,7 @@ class Records:
         """Refuse files with problems, all of them at once; or say, once, what is left out and why, and return that."""
         sentence = leave_out(self.path, self.problems, self.total, skip_invalid, self._section)
         if sentence:
-            _say(sentence)
+            say_once(sentence)
         return sentence
 
     def _read(self) -> Rows:
@@ -194,7 +196,7 @@ class Records:
             )
         every = {name for names in self._known for name in names} | set(self.renamed.values())
         if self._known and (unused := [name for name in self._found if name not in every]):
-            _say(f"{self.path}: columns that are not used: {quoted(unused)}")
+            say_once(f"{self.path}: columns that are not used: {quoted(unused)}")
 
 
 def _parsed(cell: str) -> Any:
@@ -261,11 +263,11 @@ def _endings() -> str:
 def text_fault(value: Any) -> str:
     """Why a value is no text; empty if it is one."""
     if value is None:
-        return "is missing"
+        return ABSENT[0]
     if not isinstance(value, str):
         return f"is no text but {json.dumps(value, default=str)[:40]}"
     if not value.strip():
-        return "is empty"
+        return ABSENT[1]
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -304,6 +306,6 @@ def edits(first: str, second: str) -> int:
 
 
 @cache
-def _say(sentence: str) -> None:
+def say_once(sentence: str) -> None:
     """Warn once in a process, though several stages read the same file."""
     logger.warning("%s", sentence)

@@ -8,6 +8,7 @@ from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.paths import expand_home
 from samestep.data.records.reading import RecordsConfig, only_for_records
+from samestep.data.records.too_long import TooLong
 from samestep.kit.model_settings import TrainedModelSettings, without_effect
 from samestep.kit.prompts import PromptOptions
 from samestep.models.protein_mpnn import ProteinMPNNConfig
@@ -32,6 +33,9 @@ class DataConfig(RecordsConfig):
     there are at least 10 of them and parts are within a fifth of their share."""
     max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
+    too_long: TooLong = "refuse"
+    """What to do with pairs that are longer than that, or than the model takes: refuse, drop, or truncate, which cuts
+    the ends of both completions (text only)."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 

@@ -22,14 +22,15 @@ from samestep import UserError
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.records.reading import Records, is_near
+from samestep.data.records.too_long import LengthLimit, TooLong
 from samestep.recipes.dpo.designs import (
     SEPARATORS,
     Design,
     DesignError,
     Problems,
-    check_length,
     check_text,
     choose_design,
+    length_problem,
     pair_problems,
 )
 from samestep.recipes.dpo.families import Division, Keys, Origins, ReadPairs
@@ -81,12 +82,17 @@ class ProteinPair:
 
 
 def read_pairs(
-    records: Records, max_length: int, skip_invalid: bool = False, cache: Path | None = None
+    records: Records,
+    max_length: int,
+    skip_invalid: bool = False,
+    cache: Path | None = None,
+    too_long: TooLong = "refuse",
 ) -> ReadPairs[ProteinPair]:
     """Check every record; the same on every rank. A record's chains may have `max_length` residues together; parsed
     structures are kept in the folder `cache`."""
     records.expect((*REQUIRED, *OPTIONAL), lists=OPTIONAL)
-    reader = _Reader(records.files[0].parent, max_length, cache)
+    limit = LengthLimit(max_length, too_long, "residues", "pairs")
+    reader = _Reader(records.files[0].parent, limit, cache)
     pairs = []
     for row in records.rows:
         found: Problems = []
@@ -95,19 +101,21 @@ def read_pairs(
             records.refuse(row, text, about)
         pairs += [pair] if pair and not found else []
     records.check(skip_invalid)
+    limit.say(records.path)
     return ReadPairs(pairs, records.origins())
 
 
 class _Reader:
     """Checks records one by one. A structure file is read once, however many records name it."""
 
-    def __init__(self, folder: Path, max_length: int, cache: Path | None) -> None:
-        self._folder, self._max_length, self._cache = folder, max_length, cache
+    def __init__(self, folder: Path, limit: LengthLimit, cache: Path | None) -> None:
+        self._folder, self._limit, self._cache = folder, limit, cache
         self._structures: dict[Path, Structure | str] = {}
         self._chains: dict[Hashable, tuple[Chain, ...]] = {}
 
     def pair(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
         """The pair of a record; what is wrong with it is added to `found`."""
+        most = self._limit.limit
         found += _fields_of_others(value)
         texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
         try:
@@ -116,10 +124,9 @@ class _Reader:
         except DesignError as problem:
             found.append((problem.about, str(problem)))
             return None
-        try:
-            check_length(design, self._max_length)
-        except DesignError as problem:
-            found.append((problem.about, str(problem)))
+        keeps = self._limit.keeps(design.length, lambda _: found.append(("max_length", length_problem(design, most))))
+        if not keeps and self._limit.too_long == "drop":
+            return None
         if not design.scored.any():
             found.append(("positions", _nothing_scored(design)))
         sequences = {name: text for name, text in texts.items() if text is not None}

@@ -64,7 +64,7 @@ class ProteinFamily:
     def _read(self, path: str) -> ReadPairs[ProteinPair]:
         data = self._config.data
         records = data.records(path, data.limit)
-        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures")
+        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures", data.too_long)
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""

@@ -46,6 +46,8 @@ def _check_settings(config: DpoConfig) -> None:
     """Refuse what cannot work together."""
     if config.data.validation is not None and config.data.train is None:
         raise UserError("Name the training records too (train_data); only val_data is given.")
+    if config.family == "protein" and config.data.too_long == "truncate":
+        raise UserError("Set data.too_long=refuse or drop: a protein is not cut.")
     if config.family == "text" and config.objective.diversity_lambda:
         raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
     if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":

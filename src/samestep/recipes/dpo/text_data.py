@@ -38,6 +38,16 @@ class PairTokens(NamedTuple):
     chosen: list[int]
     rejected: list[int]
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longer completion, with the prompt."""
+        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+    def cut(self, most: int) -> "PairTokens":
+        """Both completions cut where they end beyond so many tokens, the prompt included."""
+        room = max(0, most - len(self.prompt))
+        return PairTokens(self.prompt, self.chosen[:room], self.rejected[:room])
+
 
 class ReadText(NamedTuple):
     """A pair of a file, also as tokens."""
@@ -49,8 +59,7 @@ class ReadText(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the longer completion, with the prompt."""
-        return len(self.tokens.prompt) + max(len(self.tokens.chosen), len(self.tokens.rejected))
+        return self.tokens.length
 
 
 def read_pair(record: Mapping[str, Any]) -> TextPair:

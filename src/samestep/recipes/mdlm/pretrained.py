@@ -20,6 +20,7 @@ from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.carried_code import CarriedCode
 from samestep.models.folder_fields import MOST_BYTES
 from samestep.models.folder_weights import read_layout
+from samestep.models.model_files import has_weights
 from samestep.models.network_size import check_size
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import LLADA_SAMPLING, MdlmConfig
@@ -158,7 +159,8 @@ def read_pretrained(folder: Path) -> MdlmConfig | None:
     if not is_published(folder):
         return None
     network = read_config(folder).network
-    check_size(partial(Transformer, network), read_layout(folder), folder)
+    if has_weights(folder):
+        check_size(partial(Transformer, network), read_layout(folder), folder)
     path = folder / SAMPLING
     try:
         sampling = build(SamplingConfig, read_json(path) or LLADA_SAMPLING)

@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError
+from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError, World
 from samestep.core.json_files import write_json
 from samestep.data.order import Order
 from samestep.data.token_rows import AnswerRows, TokenRows
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
+from samestep.models.hub import find_model, resolve_model
+from samestep.models.hub_download import hub_model
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, holds_chats, load, row_length
+from samestep.recipes.mdlm.held_out import CORPUS
 from samestep.recipes.mdlm.objective import Objective, nll_metrics, pair_rows
 from samestep.recipes.mdlm.pretrained import (
     copy_tokenizer_files,
@@ -45,28 +48,37 @@ WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 def resolve_config(config: MdlmConfig) -> MdlmConfig:
     """The configuration with the network of the pretrained model, or with a fresh network that fits the data."""
-    initial = initial_model(config)
-    if initial is None:
+    network = _initial_network(config)
+    if network is None:
         return replace(config, model=_fit_to_data(config.model, config.data))
     preset = TransformerConfig(**PRESETS.get(config.preset, {}).get("model", {}))
-    return replace(config, model=resolve_network(str(config.init_from), initial.config.model, config.model, preset))
+    return replace(config, model=resolve_network(str(config.init_from), network, config.model, preset))
 
 
-def initial_model(config: MdlmConfig) -> Trained | None:
+def _initial_network(config: MdlmConfig) -> TransformerConfig | None:
+    """The network that training begins with; of a model of the Hub no weights are needed yet."""
+    if hub_model(config.init_from or ""):
+        return read_config(resolve_model(str(config.init_from), weights=False)).network
+    initial = initial_model(config, World.single())
+    return None if initial is None else initial.config.model
+
+
+def initial_model(config: MdlmConfig, world: World) -> Trained | None:
     """The model that `init_from` names; None if weights are fresh, or in a file that holds nothing but weights.
+    Collective, since it may be downloaded.
 
     Opening it may check every byte of a checkpoint: open it once, and pass it on.
     """
     if not config.init_from:
         return None
-    source = Path(config.init_from)
+    source = find_model(config.init_from, world)
     if not source.exists() and source.suffix in WEIGHT_FILES:
         return None  # opening the weights reports that
     if not source.exists():
         name = config.init_from if "/" in config.init_from else f"GSAI-ML/{config.init_from}"
         raise UserError(
-            f"There is no {source} here; give the local folder of a published model, downloaded for example with: "
-            f"hf download {name} --local-dir {source.name}"
+            f"There is no {source} here; name the folder of a published model, a run, or a model of the Hub, such as "
+            f"{name}."
         )
     if is_published(source) or is_run(source) or is_checkpoint(source):
         return open_trained(str(source))
@@ -117,11 +129,12 @@ def stages(config: MdlmConfig) -> list[Stage]:
 def describe(config: MdlmConfig) -> dict[str, str]:
     """The dataset and the network, for the banner."""
     network = config.model
-    shape = f"{network.n_layers} layers of width {network.d_model}, {network.vocab_size:,} tokens"
+    shape = f"{network.n_layers} layers of width {network.d_model}"
     source = named_source(config)
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
         "model": f"{source} ({shape})" if source else shape,
+        "vocabulary size": f"{network.vocab_size:,}",
     }
 
 
@@ -129,12 +142,12 @@ def _build(bench: Bench) -> Fit:
     config: MdlmConfig = bench.config
     text = load(config.data)
     # A resumed run has its own copy of the tokenizer, with the other tokenizer files of the pretrained model.
-    initial = None if bench.resumed else initial_model(config)
+    initial = None if bench.resumed else initial_model(config, bench.world)
     check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = _training_feed(bench, text, objective)
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
-        write_json(bench.artifact("corpus.json"), text.describe())
+        write_json(bench.artifact(CORPUS), text.describe())
         if not bench.resumed:
             if initial is not None:
                 copy_tokenizer_files(initial.tokenizer, bench.artifact(TOKENIZER))

@@ -24,10 +24,12 @@ from samestep.core.json_files import (
     write_json,
 )
 from samestep.core.launch_env import LAUNCH_ID
+from samestep.core.near_names import did_you_mean
 from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.core.status import is_done, set_status
 from samestep.core.typed_json import from_json
+from samestep.models.hub_download import hub_model
 from samestep.train.record.config import Config, named_source
 from samestep.train.record.extension import LENGTH_SETTINGS, Extension, LaterLength, find_extension, read_done
 from samestep.train.record.fixed_values import read_fixed
@@ -218,9 +220,11 @@ def _lock_directory(recipe: str, config: Config, launches: Sequence[str]) -> tup
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
     if RunRecord.read(rundir) is None:
         source = named_source(config)
-        if source and not Path(source).exists():  # refused now, and not when a later stage needs it
+        is_of_hub = source == config.init_from and hub_model(source or "") is not None
+        if source and not is_of_hub and not Path(source).exists():  # refused now, and not when a later stage needs it
             raise UserError(
-                f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
+                f"{source} does not exist; give a run's name or directory, a checkpoint folder, a weight file, or a "
+                "model of the Hub as org/name"
             )
         if rundir.path.exists() and _has_other_files(rundir.path):
             raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
@@ -331,7 +335,7 @@ def find_run(text: str, out: str = "runs", *, damaged: bool = False) -> RunDir:
             raise
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
-    raise UserError(f"{text!r} is not a run directory; {listed}")
+    raise UserError(f"{text!r} is not a run directory{did_you_mean(text, known)}; {listed}")
 
 
 def stage_folders(rundir: RunDir) -> list[Path]:

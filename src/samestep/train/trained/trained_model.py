@@ -16,7 +16,9 @@ from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.models.causal_folder import open_causal_lm
+from samestep.models.hub import find_model
 from samestep.models.model_files import weights_in
+from samestep.models.sentence_folder import open_encoder
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
@@ -25,9 +27,9 @@ from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
-from samestep.train.record.run_record import RunRecord, find_run
+from samestep.train.record.run_record import RunRecord, find_run, run_path
 from samestep.train.trained.network_building import BuiltNetwork, TrainedStage, build_network
-from samestep.train.trained.published import PEFT, RECORD, TRANSFORMERS, read_record
+from samestep.train.trained.published import PEFT, RECORD, SENTENCE_TRANSFORMERS, TRANSFORMERS, read_record
 from samestep.train.weights.bases import find_base
 from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.weights.sources import (
@@ -68,7 +70,7 @@ class Trained:
     averaged: bool = True
     """Whether the averaged weights are used, if its run averaged them."""
     form: str = ""
-    """Of an exported language model in the form of another library: of which."""
+    """Of an exported folder in the form of another library: of which."""
     networks_in_use: dict[Any, nn.Module] | None = None
     """Where networks are kept that were loaded, so that they are not loaded again; None: they are not kept."""
 
@@ -148,6 +150,8 @@ class Trained:
     def _built(self, name: str, device: torch.device | str, dtype: torch.dtype | None) -> nn.Module:
         if self.form == TRANSFORMERS:
             return open_causal_lm(self.source).network().to(device=device, dtype=dtype).eval()
+        if self.form == SENTENCE_TRANSFORMERS:
+            return open_encoder(self.source).load().to(device=device, dtype=dtype)
         # `networks` gives plain networks, and only `build` knows their adapters.
         is_adapted = self._base_hash(name) is not None
         recipe = replace(self.recipe, networks=None) if is_adapted else self.recipe
@@ -202,12 +206,13 @@ def open_trained(
     recipe: str | None = None,
     averaged: bool = True,
 ) -> Trained:
-    """The trained model that a user named: a run by path or by name, a checkpoint, or a published model.
+    """The trained model that a user named: a run by path or by name, a checkpoint, or a published model, also of the
+    Hub.
 
     Of a run, `which` is `last`, `best` or a step; `stage` says of which stage, if not of the last one. `recipe` stands
     in for the recipe that the model names.
     """
-    path = Path(text)
+    path = _path_of(text)
     if is_checkpoint(path):
         trained = _open_checkpoint(path, recipe)
     elif is_published(path, recipe):
@@ -221,13 +226,13 @@ def open_trained(
 
 def model_path(text: str, recipe: str | None = None) -> Path:
     """The path that a user named: that of a run, by path or by name, of a checkpoint, or of a published model."""
-    path = Path(text)
+    path = _path_of(text)
     return path if is_checkpoint(path) or is_published(path, recipe) else find_run(text).path
 
 
 def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
     """The recipe of the trained model that a user named, without opening its weights."""
-    path = Path(text)
+    path = _path_of(text)
     if is_checkpoint(path):
         trained = _open_checkpoint(path, recipe)
         return trained.name, trained.recipe
@@ -246,6 +251,11 @@ def is_published(path: Path, recipe: str | None = None) -> bool:
         return path.is_file() and path.suffix in (".safetensors", _PT)
     has_config = (path / "config.json").exists() or read_record(path) is not None
     return not is_run(path) and (has_config or recipe is not None)
+
+
+def _path_of(text: str) -> Path:
+    """The path of what a user named; a model of the Hub is downloaded."""
+    return find_model(run_path(text, "runs"))
 
 
 def _find_recipe(name: str, given: str | None, folder: Path) -> Recipe:

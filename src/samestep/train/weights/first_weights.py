@@ -159,11 +159,11 @@ class FirstWeights:
 
     def _given_by_recipe(self, learner: str, path: str) -> Origin:
         """The weights that the recipe names for a learner: of the learner of that name, or of the only one there is."""
-        named = NamedWeights(Path(run_path(path, self._stage.config.out)), self._stage.world)
+        named = NamedWeights(run_path(path, self._stage.config.out), self._stage.world)
         if path == named_source(self._stage.config):
             self._named.users.append(learner)
         description = path if self._stage.resumed else named.describe(named.learner_like(learner))
-        return Origin(description, lambda: named.fill_for(named.learner_like(learner)), named.path)
+        return Origin(description, lambda: named.fill_for(named.learner_like(learner)), Path(named.name))
 
 
 class NamedByUser:
@@ -172,7 +172,7 @@ class NamedByUser:
     def __init__(self, stage: StageInfo) -> None:
         self._stage = stage
         self._source = named_source(stage.config)
-        self._named = NamedWeights(Path(self._source), stage.world) if self._source and stage.start is None else None
+        self._named = NamedWeights(self._source, stage.world) if self._source and stage.start is None else None
         self.users: list[str] = []
         self._misfits: list[str] = []
 
@@ -227,12 +227,12 @@ class NamedByUser:
     def _use(self, named: NamedWeights, learner: str) -> Origin:
         if self.users and not self._stage.resumed and named.is_file:
             raise UserError(
-                f"{named.path} has the weights of one network, and they may be for learner {self.users[0]!r} or for "
+                f"{named.name} has the weights of one network, and they may be for learner {self.users[0]!r} or for "
                 f"{learner!r}; call the right one {MODEL!r} and make it first, or use bench.learner(init_from=...)"
             )
         self.users.append(learner)
-        description = str(named.path) if self._stage.resumed else named.describe(learner)
-        return Origin(description, lambda: named.fill_for(learner), named.path)
+        description = named.name if self._stage.resumed else named.describe(learner)
+        return Origin(description, lambda: named.fill_for(learner), Path(named.name))
 
     def _is_used_by_another(self, learner: str | None = None) -> bool:
         """Whether an earlier stage that trains began with it: for this learner, or for any."""

@@ -89,7 +89,8 @@ class FrozenNetworks:
         network = as_network(f"bench.frozen {name!r}", network)
         fill: FillFunction | None = None
         if source is not None:
-            fill = self._source_fill(Path(run_path(str(source), self._config.out)), name)
+            found = run_path(str(source), self._config.out)
+            fill = self._source_fill(Path(found) if isinstance(source, Path) else found, name)
         if isinstance(network, nn.Module):
             module = network
         elif fill is not None:
@@ -105,10 +106,10 @@ class FrozenNetworks:
         self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
         return self._ready(name, module)
 
-    def _source_fill(self, path: Path, name: str) -> FillFunction:
-        """What fills a network from a run, a checkpoint or a file: of a run `model`, the learner of that name, or the
-        only one."""
-        named = NamedWeights(path, self._world, self._stage.is_shared)
+    def _source_fill(self, source: str | Path, name: str) -> FillFunction:
+        """What fills a network from a run, a checkpoint, a file or a model of the Hub: of a run `model`, the learner of
+        that name, or the only one."""
+        named = NamedWeights(source, self._world, self._stage.is_shared)
         return named.fill_for(named.learner_like(MODEL if not named.is_file and MODEL in named.learners else name))
 
     def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:

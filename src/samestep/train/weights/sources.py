@@ -1,4 +1,5 @@
-"""Where weights come from: a run, one of its checkpoints, a plain weight file, or a folder of safetensors."""
+"""Where weights come from: a run, one of its checkpoints, a plain weight file, a folder of safetensors, or a model of
+the Hub, which is such a folder once it is downloaded."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -19,6 +20,7 @@ from samestep.checkpoint.weight_sources import CheckpointWeights, LayeredWeights
 from samestep.core.errors import UserError
 from samestep.core.json_files import Json
 from samestep.core.rundir import RunDir
+from samestep.models.hub import find_model
 from samestep.models.llama_form import llama_names
 from samestep.train.learner.lora import brings_its_base, frozen_names, has_adapters
 from samestep.train.record.run_record import RunRecord
@@ -189,16 +191,23 @@ def is_run(path: Path) -> bool:
 
 
 class NamedWeights:
-    """The weights at a path. Rank 0 looks, and chooses a run's checkpoint for all ranks; then every rank reads it.
+    """The weights that a user named. Rank 0 looks, and chooses a run's checkpoint for all ranks; then every rank reads
+    it.
 
     What is said to be collective must be asked for by all ranks alike.
     """
 
-    def __init__(self, path: Path, world: World, shared: bool = True) -> None:
-        """`shared`: all ranks see the path; else rank 0 reads it for all."""
-        self.path, self._world, self._shared = path, world, shared
+    def __init__(self, name: str | Path, world: World, shared: bool = True) -> None:
+        """A text may be a model of the Hub, a path never is. `shared`: all ranks see it, or rank 0 reads it for all."""
+        self.name, self._world, self._shared = str(name), world, shared
+        self._is_path = isinstance(name, Path)
         self._checkpoints: dict[str, Path] = {}
         self._damage_of = cache(damage_of)  # two learners may be in one checkpoint, which is read in full once
+
+    @cached_property
+    def path(self) -> Path:
+        """Where they are; a model of the Hub is downloaded when this is first asked for. Collective."""
+        return Path(self.name) if self._is_path else find_model(self.name, self._world)
 
     @cached_property
     def is_gone(self) -> bool:
@@ -231,9 +240,9 @@ class NamedWeights:
         return SourceFill(weights, path, self._world, self._shared)
 
     def describe(self, learner: str) -> str:
-        """Its path, and of a run the checkpoint. Collective."""
+        """Its name, of a run with the checkpoint, of a model of the Hub with the commit. Collective."""
         if self.is_file or self._checkpoint(learner) == self.path:
-            return str(self.path)
+            return self.name if self.path == Path(self.name) else f"{self.name}, commit {self.path.name[:12]}"
         path = self._checkpoint(learner)
         return f"{self.path}, {path.parent.name}/{path.name}"
 
@@ -269,5 +278,5 @@ class NamedWeights:
         return self.path
 
     def _on_main(self, work: Callable[[], Json]) -> Json:
-        doing = f"opening {self.path}"
+        doing = f"opening {self.path}"  # on all ranks, since it is collective
         return self._world.run_on_all_ranks(doing, lambda: work() if self._world.is_main else None)[0]

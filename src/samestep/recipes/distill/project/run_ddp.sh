@@ -3,7 +3,7 @@
 # projection to the teacher's size (True) or without (False).
 set -euo pipefail
 if ! [[ "${1:-}" =~ ^([1-9][0-9]*|auto)$ && "${2:-}" =~ ^([Tt]rue|[Ff]alse)$ ]]; then
-    echo "usage: $(basename "$0") N|auto True|False [further flags, such as --train_data records.jsonl]" >&2
+    echo "usage: $(basename "$0") N|auto True|False [further flags, such as --batch_size 32]" >&2
     exit 2
 fi
-exec "${PYTHON:-python}" "$(dirname "$0")/train_ddp.py" --nproc "$1" --use_projection "$2" "${@:3}"
+exec torchrun --nproc_per_node="$1" "$(dirname "$0")/train_ddp.py" --use_projection="$2" "${@:3}"
