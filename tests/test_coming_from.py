@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import samestep
-from samestep.cli.args import SubmitArgs, parse_train
+from samestep.cli.args import parse_train
 from samestep.core.config import split_options
 from samestep.train.api import recipe_registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coming-from.md"
 RECIPES = ("mdlm", "gan", "dpo", "distill", "lens")
-PROBES = {"scripts/lens/test_distributed_integration.sh"}
-"""Scripts that are more than one command of samestep; they have tests of their own."""
 CAPTURE = """
 import json, os, runpy, sys
 import samestep.cli.main
@@ -61,7 +59,7 @@ def rows_of(text: str) -> list[Row]:
         section = line[3:] if line.startswith("## ") else section
         if line.startswith("| `"):
             known, here, note = (cell.strip() for cell in line[1:-1].split("|"))
-        elif item := re.fullmatch(r"- (`[^`]*`) is (?:(`[^`]*`)(?:; (.*))?|more than one command: .*)", line):
+        elif item := re.fullmatch(r"- (`[^`]*`) is (`[^`]*`)(?:; (.*))?", line):
             known, here, note = (part or "" for part in item.groups())
         else:
             assert not line.startswith("- "), f"an item that no test reads: {line}"
@@ -72,15 +70,14 @@ def rows_of(text: str) -> list[Row]:
 
 
 ROWS = rows_of(PAGE.read_text())
-SCRIPT_ROWS = [row for row in ROWS if row.known.startswith("scripts/") and row.here]
+SCRIPT_ROWS = [row for row in ROWS if row.known.startswith("scripts/")]
 SETTING_ROWS = [row for row in ROWS if row.section in RECIPES and not row.known.startswith("scripts/")]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with what the rows name. Nothing is read but settings: models and data need not be there."""
-    for name in ("scripts", "conf"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     (tmp_path / "checkpoint_epoch_3.pt").touch()
     (tmp_path / "ddp_config.json").write_text(json.dumps({"batch_size": 3, "output_dir": "x", "phase1_lr": 1e-4}))
     monkeypatch.chdir(tmp_path)
@@ -92,11 +89,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def meaning(args: list[str]) -> Any:
     """What a command line of samestep amounts to."""
     verb, *rest = args
-    if verb == "doctor":
-        return args
-    if verb == "submit":
-        submission = SubmitArgs.parse(rest, {})
-        return submission.job, submission.stage_gpus, parse_train(submission.training)[2]
     assert verb == "train", args
     launch, rest = split_options(rest, ["nproc"])
     return launch, parse_train(rest)[2]
@@ -126,15 +118,10 @@ def recorded(command: str, folder: Path) -> list[str]:
     return args
 
 
-def absolute(args: list[str]) -> list[str]:
-    """A script names the folder of config files in full."""
-    return [str(ROOT / arg) if arg == "conf" else arg for arg in args]
-
-
 @pytest.mark.parametrize("row", SCRIPT_ROWS, ids=lambda row: row.known)
 def test_a_script_starts_what_the_command_starts(row: Row, folder: Path) -> None:
     here = shlex.split(row.here)
-    args = absolute(here[here.index("samestep") + 1 :])
+    args = here[here.index("samestep") + 1 :]
     assert meaning(recorded(row.known, folder)) == meaning(args)
 
 
@@ -158,10 +145,8 @@ def test_a_function_takes_these_args(row: Row) -> None:
 def test_every_script_has_a_row() -> None:
     folders = [folder for name in RECIPES if (folder := ROOT / "scripts" / name).is_dir()]
     scripts = {path for folder in folders for path in folder.iterdir() if path.is_file()}
-    scripts |= set((ROOT / "scripts").glob("test_*.py"))
     wanted = {str(path.relative_to(ROOT)) for path in scripts if not path.name.startswith("make_")}
     assert {row.known.split()[0] for row in ROWS if row.known.startswith("scripts/")} == wanted
-    assert {row.known for row in ROWS if row.known.startswith("scripts/") and not row.here} == PROBES
     assert all(os.access(ROOT / name, os.X_OK) for name in wanted if name.endswith(".sh"))
 
 

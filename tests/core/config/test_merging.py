@@ -206,6 +206,18 @@ def test_aliases_in_a_file(write: Write) -> None:
             toy(config=write("c.json", f'{{"fp16": true, "distributed": {content}}}'))
 
 
+def test_dotted_aliases_in_a_file(write: Write) -> None:
+    """A section that only aliases stand in need not be one of ours."""
+    aliases = {"teacher.depth": "teacher.layers", "wandb.rate": "lr"}
+    file = write("c.yaml", "teacher: {path: a, depth: 3}\nwandb: {rate: 0.5}")
+    got = compose(Toy, presets=PRESETS, aliases=aliases, config=file)
+    assert (got.teacher, got.lr) == (Teacher("a", 3), 0.5)
+    assert compose(Toy, presets=PRESETS, aliases=aliases, config=file, args=["teacher.depth=4"]).teacher.layers == 4
+    for text in ("wandb: {rate: 0.5, mode: x}", "wandb: 3"):
+        with pytest.raises(UserError, match="There is no setting 'wandb"):
+            compose(Toy, presets=PRESETS, aliases=aliases, config=write("c.yaml", text))
+
+
 def test_a_config_without_the_distributed_section(write: Write) -> None:
     assert compose(Small, args=["x=3"]) == Small(3)
     assert compose(Small, config=write("c.yaml", "x: 4")) == Small(4)

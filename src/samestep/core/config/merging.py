@@ -6,6 +6,7 @@ stands for the settings of its file, in the layer that chooses it, and replaces 
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -288,12 +289,12 @@ def _file_layer(cls: type, loaded: LoadedFile) -> _Layer:
 
 def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> dict[str, Any]:
     """The content of a file, with the settings themselves in place of names that people know from other programs."""
-    fields = types_of(cls)
-    found = {name: value for name, value in data.items() if name in fields or name not in aliases}
-    for name in data.keys() - found.keys():
-        given = aliases[name]
+    found, fields = deepcopy(dict(data)), paths_of(cls)
+    for name, given in aliases.items():
+        value = None if name in fields else _taken(found, name)
+        if value is None:
+            continue
         alias = Alias(given) if isinstance(given, str) else given
-        value = data[name] if alias.values is None else alias.translate(name, _as_text(data[name]))
         *parents, field_name = alias.path.split(".")
         node = found
         for parent in parents:
@@ -301,7 +302,19 @@ def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> di
             if not isinstance(inner, Mapping):
                 raise UserError(f"{parent} must be a section with settings, not {inner!r}")
             node[parent] = node = dict(inner)
-        node.setdefault(field_name, value)
+        node.setdefault(field_name, value[0] if alias.values is None else alias.translate(name, _as_text(value[0])))
+    return found
+
+
+def _taken(data: dict[str, Any], name: str) -> tuple[Any] | None:
+    """The value of a name, which may be dotted, taken out of nested data; a section that had no other is gone too."""
+    if name in data:
+        return (data.pop(name),)
+    first, _, rest = name.partition(".")
+    inner = data.get(first)
+    found = _taken(inner, rest) if rest and isinstance(inner, dict) else None
+    if found and not inner:
+        del data[first]
     return found
 
 

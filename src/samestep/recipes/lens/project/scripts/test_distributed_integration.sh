@@ -9,7 +9,6 @@ if ! [[ "${1:-2}" =~ ^[1-9][0-9]*$ ]]; then
 fi
 count=${1:-2}
 python=${PYTHON:-python}
-train="$(cd "$(dirname "$0")" && pwd)/01_train_distributed.py"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
@@ -19,8 +18,8 @@ echo "1. gradients and messages of $count processes"
 
 for number in 1 "$count"; do
     echo "2. all stages with $number process(es)"
-    "$python" "$train" --nproc "$number" --preset verify distributed=cpu log.every=1 --no-log.tensorboard \
-        name="with_$number" > "train_$number.txt" || { cat "train_$number.txt"; exit 1; }
+    "$python" -P -m samestep train lens --nproc "$number" --preset verify distributed=cpu log.every=1 \
+        --no-log.tensorboard name="with_$number" > "train_$number.txt" || { cat "train_$number.txt"; exit 1; }
 done
 
 echo "3. the same run"
