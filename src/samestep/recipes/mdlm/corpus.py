@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -279,9 +279,9 @@ def load_questions(config: DataConfig) -> Corpus:
     parts = [part for part in (rows[:head], rows[tail:], rows[head:tail]) if part]
     tokens = np.array([token for row in rows for token in row.tokens])
     train, validation, *test = (_answer_rows(part, length, tokenizer.vocabulary.eos) for part in parts)
-    _, of_validation, *of_test = (_bytes_per_token(part, length) for part in parts)
-    held_out = {"test": test[0], "test_bytes_per_token": of_test[0]} if test else {}
-    return Corpus(QUESTIONS, train, validation, tokenizer, tokens, of_validation, **held_out)
+    _, *sizes = (_bytes_per_token(part, length) for part in parts)
+    corpus = Corpus(QUESTIONS, train, validation, tokenizer, tokens, sizes[0])
+    return replace(corpus, test=test[0], test_bytes_per_token=sizes[1]) if test else corpus
 
 
 def _bytes_per_token(rows: list[ChatRow], length: int) -> float:
