@@ -54,8 +54,9 @@ class ModelConfig(TrainedModelSettings):
     """The network that is trained, and that it is compared with; adapters and dtype are for texts."""
 
     name: str | None = None
-    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, a
-    model of the Hub (org/name or org/name@revision), or a run. null: a small network with random weights."""
+    """protein: v_48_020 or another weight file of ProteinMPNN, or a run; text: a folder with a causal model of
+    transformers, a model of the Hub (org/name or org/name@revision), or a run. null: a small network with random
+    weights."""
     dir: str | None = None
     """The folder that the model or weight file is in."""
     protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)
