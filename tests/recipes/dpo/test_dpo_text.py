@@ -221,3 +221,24 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
+
+
+def test_several_files_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    records = text_records(36)
+    many = write_records(tmp_path / "a.jsonl", records[:30])
+    few = write_records(tmp_path / "b.json", records[30:])
+    pairs = family(train=[f"{many}:1", f"{few}:2"]).pairs()
+    assert pairs.weights is not None
+    numbers = [int(pairs.train[index]["record"]) for index in range(len(pairs.train))]
+    shares = [sum(w for w, n in zip(pairs.weights, numbers) if (n >= 30) is late) for late in (False, True)]
+    assert shares == pytest.approx([1, 2])
+    assert family(train=[str(many), str(few)]).pairs().weights is None
+    command = [
+        "train",
+        "dpo",
+        "--preset",
+        "verify-text",
+        f"out={tmp_path / 'runs'}",
+        f"--train_data=[{many}:1,{few}:2]",
+    ]
+    assert main([*command, "data.limit=null", "max_steps=2", "name=run"]) == 0
