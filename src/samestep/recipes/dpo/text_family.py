@@ -19,7 +19,16 @@ from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, ReadText, TextPair, divide_texts, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import (
+    COLUMNS,
+    PROMPTS,
+    PairTokens,
+    ReadText,
+    TextPair,
+    divide_texts,
+    pydoc_pairs,
+    read_pair,
+)
 from samestep.train.learner.draws import Draws
 
 
@@ -84,7 +93,7 @@ class TextFamily:
         """The pairs of a file, numbered from `first`."""
         data = self._config.data
         records = data.records(path, data.limit)
-        records.expect(COLUMNS, lists=COLUMNS)
+        records.expect([PROMPTS, *COLUMNS[1:]], lists=[*PROMPTS, *COLUMNS[1:]])
         sources: dict[int, int] = {}
         texts, limit = list[ReadText](), LengthLimit(self._most, data.too_long, what="pairs")
         for row in records.rows:
