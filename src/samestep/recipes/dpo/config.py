@@ -19,9 +19,10 @@ from samestep.recipes.dpo.objective import Objective
 class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
-    train: str | None = None
-    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet): pdb_file, preferred_seq, unpreferred_seq; or
-    prompt, chosen, rejected. null: pairs that come with the recipe."""
+    train: str | list[str] | None = None
+    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split):
+    pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. Several are drawn in the proportion of
+    weights, as [a.jsonl:3, b.csv:1]. null: pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1

@@ -17,7 +17,9 @@ from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prep
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
 from samestep.data.records.arrow import is_saved_dataset
-from samestep.data.records.reading import RecordsConfig, is_record_file
+from samestep.data.records.hub import hub_dataset
+from samestep.data.records.lines import is_record_file
+from samestep.data.records.reading import RecordsConfig
 from samestep.data.token_rows import AnswerRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
@@ -152,7 +154,7 @@ def holds_records(path: str) -> bool:
     """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
     place = expand_home(path)
     if not place.is_dir():
-        return is_record_file(place)
+        return is_record_file(place) or hub_dataset(path) is not None
     return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
 
 
