@@ -55,6 +55,7 @@ def test_defaults(project: Path) -> None:
             {"batch_size": 8, "checkpoint.weights": True, "checkpoint.every_steps": 10},
         ),
         ("python llm_gan/train/clean_train.py", None, {}),
+        ("torchrun --nproc_per_node=2 --log_level=INFO train_ddp.py", "2 --log_level=INFO", {}),
         (
             "python train_ddp.py --domain creative_writing --use_ppo --clip_eps 0.3 --project_name p --run_name r "
             "--benchmark_freq 7",
@@ -66,7 +67,7 @@ def test_defaults(project: Path) -> None:
 def test_commands_as_typed(project: Path, command: str, nproc: str | None, changed: dict[str, Any]) -> None:
     found = typed(command, project)
     assert found.done.returncode == 0, found.done.stderr
-    assert found.launchers == ([("torchrun", [f"--nproc_per_node={nproc}"])] if nproc else [])
+    assert found.launchers == ([("torchrun", f"--nproc_per_node={nproc}".split())] if nproc else [])
     config = found.config()
     for name, value in changed.items():
         part: Any = config
