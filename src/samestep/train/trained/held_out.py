@@ -22,11 +22,16 @@ def run_with_its_data(trained: Trained) -> RunDir:
             f"Name the run, or a checkpoint in it, instead of {trained.source}: what was held back for a test or for "
             "validation is known there."
         )
-    record = RunRecord.read(trained.run)
-    differing = changed(record.config, dump(trained.config), type(trained.config)) if record else []
-    if others := [name for name in differing if name.startswith("data.") or name == "seed"]:
+    if others := [name for name in changed_settings(trained) if name.startswith("data.") or name == "seed"]:
         raise UserError(f"Leave out {', '.join(others)}: what was held back was chosen when the run was trained.")
     return trained.run
+
+
+def changed_settings(trained: Trained) -> list[str]:
+    """The settings of a model of a run that are not those of the run, but for those of the machine."""
+    record = RunRecord.read(trained.run) if trained.run else None
+    found = changed(record.config, dump(trained.config), type(trained.config)) if record else []
+    return [name for name in found if not name.startswith("distributed.")]
 
 
 def show_metrics(trained: Trained, results: Mapping[str, Any]) -> None:
