@@ -131,12 +131,10 @@ def export_network(
 
 
 def _base(trained: Trained, learner: str) -> str | None:
-    """The model that a learner began as, where the recipe has a setting for that."""
+    """The model that a learner began as, where a setting names it."""
     setting = trained.recipe.model_settings.get(learner)
-    if setting is None:
-        return None
-    name = attrgetter(setting)(trained.config)
-    return f"`{told_text(name) or 'a model whose name is not told'}`" if name else "none, a fresh network"
+    name = attrgetter(setting)(trained.config) if setting else None
+    return f"`{told_text(name) or 'a model whose name is not told'}`" if name else None
 
 
 def load_lines(path: object) -> list[str]:
