@@ -22,6 +22,8 @@ from samestep.data.records.rows import Row
 from samestep.data.split import TEST, TRAIN, VALIDATION, choose_parts
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".arrow", ".npy", ".npz")
+UNPACKED = ".tokens"
+"""What the names of the files end with that records are unpacked into."""
 _CHUNK = 1 << 22
 
 
@@ -135,7 +137,7 @@ def open_documents(
     key = repr((version, sorted(records.renamed.items()), separator, *shares, skip_invalid))
     name = f"{records.files[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     parts = ("train", "validation", "test")[: 1 + len(shares)]
-    targets = [cache / f"{name}.{part}.tokens" for part in parts]
+    targets = [cache / f"{name}.{part}{UNPACKED}" for part in parts]
     if not all(target.exists() for target in targets):
         cache.mkdir(parents=True, exist_ok=True)
         _unpack(records, separator, shares, skip_invalid, targets)

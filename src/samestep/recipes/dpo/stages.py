@@ -104,7 +104,7 @@ def describe(config: DpoConfig) -> dict[str, str]:
     return {
         "dataset": shown(config.data.train) or "pairs that come with the recipe",
         **_split(config),
-        "model": f"{config.model.name or 'built-in'} ({config.family})"
+        "model": f"{config.model.path or 'built-in'} ({config.family})"
         + (f", LoRA of rank {config.model.lora_rank}" if config.family == "text" and config.model.lora_rank else ""),
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,

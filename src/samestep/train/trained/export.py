@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -124,8 +125,16 @@ def export_network(
     file = f"{learner}.safetensors"
     with staging_folder(target, overwrite, record) as folder:
         save_weights(folder / file, weights, kind, record)
-        write_card(folder, trained_card(trained, PLAIN, load_lines("path/to/this/folder"), licence))
+        card = trained_card(trained, PLAIN, load_lines("path/to/this/folder"), licence, base=_base(trained, learner))
+        write_card(folder, card)
     return target / file
+
+
+def _base(trained: Trained, learner: str) -> str | None:
+    """The model that a learner began as, where a setting names it."""
+    setting = trained.recipe.model_settings.get(learner)
+    name = attrgetter(setting)(trained.config) if setting else None
+    return f"`{told_text(name) or 'a model whose name is not told'}`" if name else None
 
 
 def load_lines(path: object) -> list[str]:
