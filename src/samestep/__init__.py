@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from samestep.kit import policy as policy
     from samestep.kit.language_model import LanguageModel as LanguageModel
     from samestep.kit.model_settings import TrainedModelSettings as TrainedModelSettings
+    from samestep.kit.named_encoder import open_named_encoder as open_named_encoder
     from samestep.kit.named_model import open_language_model as open_language_model
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm

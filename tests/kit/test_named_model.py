@@ -15,7 +15,7 @@ from player_folders import CHATML, player_folder
 from samestep import CausalConfig, LanguageModel, UserError, World, load, open_language_model
 from samestep.cli.main import main
 from samestep.kit.language_model import ByteModel
-from samestep.kit.named_model import is_at_hand
+from samestep.kit.named_model import find_tokenizer, is_at_hand
 from samestep.train.learner.content_hash import content_hash
 from toys import run_on_ranks
 
@@ -84,6 +84,15 @@ def test_a_model_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert named(f"org/llama@{COMMIT}").layers == 2, "what is in the cache needs no network"
     with pytest.raises(UserError, match="Unset HF_HUB_OFFLINE, or name a folder; org/another"):
         named("org/another")
+
+
+def test_the_tokenizer_of_a_model(folder: Path, run: Path, adapted: Path) -> None:
+    def found(name: object) -> Path:
+        return find_tokenizer(str(name), World.single())
+
+    assert found(folder) == found(f"{adapted}:late") == folder, "that of the base"
+    with pytest.raises(UserError, match=r"Name another tokenizer than that of .*run:late: its tokens are bytes"):
+        found(f"{run}:late")
 
 
 def test_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

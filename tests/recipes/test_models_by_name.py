@@ -47,6 +47,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def tokens_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -75,6 +79,9 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["sample", LLADA, "--prompt", "1 and", "--max_new_tokens", "4"]) == 0
     assert main(["sample", LLADA, "--chat", "--prompt", "1 and", "--max_new_tokens", "4"]) == 0
     assert main([*prepare, "again"]) == 0
+    prepare[prepare.index(LLADA)] = "a"  # the run
+    assert main([*prepare, "of_run"]) == 0
+    assert tokens_in(home / "of_run") == tokens_in(home / "data")
     assert main(["export", LLADA, "copy"]) == 0
     assert main(["export", "b", "trained"]) == 0
     assert samestep.load(LLADA).network is not None

@@ -14,7 +14,8 @@ from samestep.core.output import print_text
 if TYPE_CHECKING:
     from samestep.train.trained.trained_model import Trained
 
-ABOUT = """Evaluates a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
+ABOUT = """Evaluates a trained model. MODEL is a run (by name or path), a checkpoint, or a published model,
+also of the Hub.
 `torchrun --nproc_per_node=4 -m samestep evaluate ...` splits the work among all ranks, with the same result."""
 
 

@@ -13,7 +13,8 @@ from samestep.kit.showing import show_texts
 if TYPE_CHECKING:
     from samestep.train.trained.trained_model import Trained
 
-ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
+ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a checkpoint, or a published model,
+also of the Hub.
 `torchrun --nproc_per_node=4 -m samestep sample ...` splits the work among all ranks, with the same result."""
 
 

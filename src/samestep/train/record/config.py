@@ -164,7 +164,8 @@ class Config(CheckedConfig):
     """Stop after so many steps in a row whose gradient is not finite; such steps are skipped by all ranks."""
 
     init_from: str | None = None
-    """Begin with the weights of a run, checkpoint or weight file; everything else starts fresh."""
+    """Begin with the weights of a run, a checkpoint, a weight file or a model of the Hub (org/name or
+    org/name@revision); everything else starts fresh."""
     continue_from: str | None = None
     """Continue from a plain weight file: its weights, and its optimizer state and step where it holds them."""
     stages_from: str | None = free(None)
