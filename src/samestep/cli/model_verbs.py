@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samestep.cli.help import HELP_FLAGS, asks_for_help
 from samestep.core.config import (
     MISSING,
     fields_of,
@@ -37,7 +38,6 @@ GENERAL = {
     "device": "auto, cpu, cuda, cuda:N or xpu (auto)",
 }
 """Options that these verbs have with every recipe."""
-HELP_FLAGS = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ModelVerb:
 
 def run(verb: ModelVerb, args: Sequence[str]) -> int:
     """Do it; exit code 2 when one rank or all of them cannot."""
-    if not args or any(arg in HELP_FLAGS for arg in args):
+    if not args or asks_for_help(args):
         print_text(_help(verb, args))
         return EXIT_DONE
     if args[0].startswith("-"):
@@ -172,7 +172,12 @@ def _help(verb: ModelVerb, args: Sequence[str]) -> str:
         ]
     else:
         general, _ = split_options([arg for arg in args if arg not in HELP_FLAGS], list(verb.options))
-        own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        try:
+            own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        except UserError as error:
+            if args[0].endswith(".py") or Path(args[0]).exists():
+                raise
+            own = [f"The options of its recipe are not known: {error}."]
     shared = [_line(f"--{name}", meaning) for name, meaning in verb.options.items()]
     return "\n".join([usage, "", verb.about, "", *shared, "", *own])
 
