@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samestep.cli.help import HELP_FLAGS, asks_for_help
 from samestep.core.config import (
     MISSING,
     fields_of,
@@ -41,7 +42,6 @@ GENERAL = {
 """Options that these verbs have with every recipe."""
 VALIDATION = "validation"
 """The switch of `evaluate` for the metrics of a stage's validation; so are those of a recipe without that verb."""
-HELP_FLAGS = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ModelVerb:
 
 def run(verb: ModelVerb, args: Sequence[str]) -> int:
     """Do it; exit code 2 when one rank or all of them cannot."""
-    if not args or any(arg in HELP_FLAGS for arg in args):
+    if not args or asks_for_help(args):
         print_text(_help(verb, args))
         return EXIT_DONE
     if args[0].startswith("-"):
@@ -199,7 +199,12 @@ def _help(verb: ModelVerb, args: Sequence[str]) -> str:
         ]
     else:
         general, _ = verb.split([arg for arg in args if arg not in HELP_FLAGS])
-        own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        try:
+            own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        except UserError as error:
+            if args[0].endswith(".py") or Path(args[0]).exists():
+                raise
+            own = [f"The options of its recipe are not known: {error}."]
     shared = [_line(f"--{name}", meaning) for name, meaning in verb.options.items()]
     return "\n".join([usage, "", verb.about, "", *shared, "", *own])
 

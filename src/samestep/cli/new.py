@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.near_names import did_you_mean
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def run(args: Sequence[str]) -> int:
     """Make the project; exit code 0, or 2 for what is refused."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     _, names = split_options(args, [])
