@@ -139,8 +139,8 @@ def test_the_same_on_all_ranks(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [
-        ("", r"Say which language model of .*run is meant: .*run:early or .*run:late"),
-        (":middle", r"Say which language model of .*run is meant: .*; .*run:middle names none of them"),
+        ("", r"Say which causal language model of .*run is meant: .*run:early or .*run:late"),
+        (":middle", r"Say which causal language model of .*run is meant: .*; .*run:middle names none of them"),
     ],
 )
 def test_a_run_with_several(run: Path, end: str, sentence: str) -> None:

@@ -1,18 +1,46 @@
 """Every recipe takes its models from the Hub by name: once from the network, and then from the cache."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import samestep
-from hub_server import COMMIT, serving, use
+from encoder_toys import backbone_folder
+from hub_server import COMMIT, constants_of, serving, use
 from llada_folder import llada_folder
+from player_folders import CHATML, player_folder
+from samestep import UserError
 from samestep.cli.main import main
+from toys import run_on_ranks
 
 pytestmark = pytest.mark.timeout(600)
 LLADA = f"org/llada@{COMMIT}"
 SMALL = ["distributed.dtype=float32", "log.quiet=true", "log.tensorboard=false"]
+
+
+SHARED = (*SMALL, "out=runs")
+PLAYER, ENCODER = f"org/player@{COMMIT}", f"org/encoder@{COMMIT}"
+TEXT = "\n\n".join(f"{n} and {n} are {2 * n}." for n in range(200))
+CHOICE = """
+task: shorter
+dataset_path: json
+dataset_kwargs: {data_files: {test: questions.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+RECIPES = {
+    "gan": [f"model_name={PLAYER}", "max_steps=1"],
+    "gan, of its players": [f"generator.model={PLAYER}", f"judge.model={PLAYER}", "max_steps=1"],
+    "dpo": ["preset=verify-text", f"base_model_name={PLAYER}", "max_steps=1"],
+    "lens": [f"model_name={PLAYER}", f"tokenizer_name={PLAYER}", "max_steps=1", "evaluation.rows=0"],
+    "distill": [f"teacher_model={ENCODER}", f"student_model={ENCODER}", "max_steps=1", "skip_phase2=true"],
+}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -30,7 +58,7 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     """Data, training, sampling, evaluation and export by one name; its code is neither fetched nor run."""
     files = files_of(llada_folder(home / "llada", home / "ran"))
     shutil.rmtree(home / "llada")
-    (home / "text.txt").write_text("\n\n".join(f"{n} and {n} are {2 * n}." for n in range(200)))
+    (home / "text.txt").write_text(TEXT)
     prepare = ["data", "prepare", "text.txt", "--tokenizer", LLADA, "--sequence_length", "16", "--out"]
     train = ["train", "mdlm", "--preset=verify", *SMALL, "--samples_at_end=0", f"--model_name={LLADA}"]
     train += ["--data_dir=data", "--data.limit=null", "--max_steps=2", "--name"]
@@ -50,4 +78,101 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["export", LLADA, "copy"]) == 0
     assert main(["export", "b", "trained"]) == 0
     assert samestep.load(LLADA).network is not None
+    if find_spec("lm_eval") is not None:
+        (home / "shorter.yaml").write_text(CHOICE)
+        (home / "questions.jsonl").write_text('{"q": "1 and 1 are", "choices": [" 2", " 3"], "gold": 0}\n')
+        monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "datasets"))
+        assert main(["evaluate", LLADA, "--tasks=shorter", "--include_path=.", "--draws=2", "--out=found.json"]) == 0
+        assert "shorter" in (home / "found.json").read_text()
     assert not (home / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("published")
+    player, encoder = player_folder(folder / "player", CHATML), backbone_folder("bert", folder / "encoder")
+    return {"org/player": files_of(player), "org/encoder": files_of(encoder)}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_a_model_of_the_hub(
+    case: str, published: dict[str, dict[str, bytes]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = case.partition(",")[0]
+    preset, *settings = sorted([*RECIPES[case], *(["preset=verify"] if recipe != "dpo" else [])], key=is_no_preset)
+    with serving(published) as hub:
+        use(hub.url, home / "cache", monkeypatch)
+        assert main(["train", recipe, preset, *settings, *SHARED, "name=a"]) == 0
+        assert hub.fetched().count("model.safetensors") == 1
+    learner = {"gan": "judge"}.get(recipe)
+    assert samestep.load("a", "last", learner).network is not None, "from the cache"
+
+
+def is_no_preset(setting: str) -> bool:
+    return not setting.startswith("preset=")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("mdlm", "model_name"),
+        ("gan", "generator.init_from"),
+        ("gan", "init_from"),
+        ("dpo", "init_from"),
+        ("distill", "teacher_model"),
+        ("lens", "model_name"),
+    ],
+)
+def test_offline(
+    recipe: str, setting: str, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "cache"))
+    assert main(["train", recipe, "preset=verify", f"{setting}=org/absent@v2", *SHARED, "name=a"]) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "Unset HF_HUB_OFFLINE, or name a folder; org/absent@v2 is not complete in" in said
+    assert not Path("runs/a").exists()
+
+
+@pytest.mark.parametrize("verb", [["sample"], ["evaluate"], ["export"]])
+def test_a_verb_offline(
+    verb: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "cache"))
+    assert main([*verb, "org/absent", *(["out"] if verb == ["export"] else [])]) == 2
+    assert "Unset HF_HUB_OFFLINE, or name a folder; org/absent is not complete" in " ".join(
+        capfd.readouterr().err.split()
+    )
+
+
+def test_what_no_recipe_knows_is_refused_before_its_weights_are_downloaded(
+    published: dict[str, dict[str, bytes]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(published) as hub:
+        use(hub.url, home / "cache", monkeypatch)
+        with pytest.raises(UserError, match=r"no recipe knows the model in .*settings of training, such as model_name"):
+            samestep.load(PLAYER)
+        assert "config.json" in hub.fetched() and "model.safetensors" not in hub.fetched()
+
+
+def train_on_a_rank(url: str, cache: str, command: list[str]) -> None:
+    from huggingface_hub import constants
+
+    for name, value in constants_of(url, cache).items():
+        setattr(constants, name, value)
+    assert main(command) == 0
+
+
+@pytest.mark.timeout(900)
+def test_two_ranks_download_once(home: Path) -> None:
+    files = files_of(llada_folder(home / "llada", home / "ran"))
+    (home / "text.txt").write_text(TEXT)
+    prepare = ["data", "prepare", "text.txt", "--tokenizer", "llada", "--sequence_length", "16", "--out", "data"]
+    assert main(prepare) == 0
+    train = ["train", "mdlm", "preset=verify", *SHARED, "samples_at_end=0", "model_name=org/llada", "max_steps=1"]
+    train += ["data.path=data", "data.limit=null", "name=a"]
+    with serving({"org/llada": files}) as hub:
+        run_on_ranks(train_on_a_rank, 2, hub.url, str(home / "cache"), train, logs=home / "logs", timeout=300)
+        wanted = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        assert hub.fetched() == wanted, "the small files for the settings, the weights for the training"

@@ -79,7 +79,7 @@ def run(verb: ModelVerb, args: Sequence[str]) -> int:
 
 
 def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
-    from samestep.models.hub import resolve_model
+    from samestep.train.trained.trained_model import find_published
     from samestep.world.world import World
 
     world = World.rendezvous()
@@ -91,9 +91,9 @@ def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
             trained, own, options = _open(verb, source, general, rest, world)
     world.connect(general.get("device", "auto"))
     if is_of_hub:  # all ranks take part in a download
-        folder = str(resolve_model(source, world))
         with world.together("opening the model"):
-            trained, own, options = _open(verb, folder, general, rest, world)
+            folder = find_published(source, general.get("recipe"), world)
+            trained, own, options = _open(verb, str(folder), general, rest, world)
     with world.together(f"samestep {verb.name}"):
         result = own.run(trained, options, world)
     if world.is_main:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,33 @@ def test_bad_lines_are_refused_with_a_sentence(args: list[str], message: str) ->
 def test_a_recipe_without_presets_says_so() -> None:
     with pytest.raises(UserError, match="There is no preset 'big'; this recipe has no presets"):
         compose(Small, preset="big")
+
+
+@pytest.mark.parametrize(
+    ("file", "args", "want"),
+    [
+        ("lr: 0.4", ["~lr"], {"lr": 0.1}),
+        ("lr: 0.4", ["~lr", "++lr=0.5"], {"lr": 0.5}),
+        ("lr: 0.4", ["+lr=0.5", "~lr"], {"lr": 0.1}),
+        ("steps: 4", ["~lr"], {"lr": 0.1, "steps": 4}),
+        ("mix: {wiki: 0.5, code: 0.5}", ["~mix"], {"mix": {"wiki": 1.0}}),
+        ("mix: {wiki: 0.5, code: 0.5}", ["~mix.wiki"], {"mix": {"code": 0.5}}),
+        ("steps: 4", ["~mix.wiki", "+mix.code=1"], {"mix": {"code": 1.0}}),
+        ("distributed: {device: cpu}", ["~distributed.device"], {"distributed.device": "class"}),
+        ("defaults: [distributed: fsdp]", ["~distributed"], {"distributed.strategy": "ddp"}),
+        ("preset: tiny", ["~preset"], {"preset": "default", "lr": 0.1}),
+        ("preset: tiny", ["~lr"], {"preset": "tiny", "lr": 0.1, "steps": 2}),
+    ],
+)
+def test_a_setting_goes_back_to_its_default(write: Write, file: str, args: list[str], want: dict[str, Any]) -> None:
+    got = toy(*args, config=write("c.yaml", file))
+    assert {path: attrgetter(path)(got) for path in want} == want
+
+
+def test_an_entry_that_is_not_there_cannot_be_removed(write: Write) -> None:
+    with pytest.raises(UserError, match=r"mix has no entry 'code' to remove; leave ~mix\.code out"):
+        toy("~mix.code", config=write("c.yaml", "steps: 4"))
+
+
+def test_a_resumed_run_gets_the_default_back() -> None:
+    assert override(Toy, dump(Toy(lr=0.7, steps=3)), args=["~lr"]) == Toy(steps=3)

@@ -221,3 +221,88 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
+
+
+def test_several_files_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    records = text_records(36)
+    many = write_records(tmp_path / "a.jsonl", records[:30])
+    few = write_records(tmp_path / "b.json", records[30:])
+    pairs = family(train=[f"{many}:1", f"{few}:2"]).pairs()
+    assert pairs.weights is not None
+    numbers = [int(pairs.train[index]["record"]) for index in range(len(pairs.train))]
+    shares = [sum(w for w, n in zip(pairs.weights, numbers) if (n >= 30) is late) for late in (False, True)]
+    assert shares == pytest.approx([1, 2])
+    assert family(train=[str(many), str(few)]).pairs().weights is None
+    command = [
+        "train",
+        "dpo",
+        "--preset",
+        "verify-text",
+        f"out={tmp_path / 'runs'}",
+        f"--train_data=[{many}:1,{few}:2]",
+    ]
+    assert main([*command, "data.limit=null", "max_steps=2", "name=run"]) == 0
+
+
+USER, FIRST, SECOND = says("user", "a"), says("assistant", "b"), says("assistant", "c")
+
+
+@pytest.mark.parametrize(
+    ("record", "pair"),
+    [
+        ({"chosen": "x y one", "rejected": "x y other"}, ("x y", " one", " other")),
+        (
+            {"chosen": "\n\nHuman: Hi\n\nAssistant: I am", "rejected": "\n\nHuman: Hi\n\nAssistant: I see"},
+            ("\n\nHuman: Hi\n\nAssistant:", " I am", " I see"),
+        ),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, ("a", "b", "c")),
+        ({"chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": "a", "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": [USER], "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": [USER], "chosen": [FIRST], "rejected": [SECOND]}, ([USER], [FIRST], [SECOND])),
+        (
+            {
+                "conversations": [{"from": "human", "value": "a"}],
+                "chosen": {"from": "gpt", "value": "b"},
+                "rejected": {"from": "gpt", "value": "c"},
+            },
+            ([USER], [FIRST], [SECOND]),
+        ),
+        (
+            {
+                "chosen": [USER, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}],
+                "rejected": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, SECOND],
+            },
+            ([USER], [FIRST], [SECOND]),
+        ),
+    ],
+)
+def test_published_layouts(record: dict[str, Any], pair: tuple[Any, Any, Any]) -> None:
+    wanted = TextPair(*(side if isinstance(side, str) else tuple(side) for side in pair))
+    assert read_pair(record) == wanted
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"prompt": "z", "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, "do not begin with 'prompt'"),
+        ({"chosen": [USER, FIRST], "rejected": [says("user", "z"), SECOND]}, "'prompt' is missing"),
+        ({"chosen": "b", "rejected": "c"}, "'prompt' is missing"),
+        (
+            {"prompt": "a", "chosen": [{"role": "assistant", "content": [{"type": "image"}]}], "rejected": "c"},
+            "'content' is no text",
+        ),
+    ],
+)
+def test_layouts_that_say_no_pair(record: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read_pair(record)
+
+
+def test_pairs_without_a_prompt_column_are_trained_on(tmp_path: Path) -> None:
+    records = [
+        {"chosen": f"the number {n} is even", "rejected": f"the number {n} flies", "score_chosen": 1} for n in range(12)
+    ]
+    data = write_records(tmp_path / "a.jsonl", records)
+    command = ["train", "dpo", "--preset", "verify-text", f"out={tmp_path / 'runs'}", f"--train_data={data}"]
+    assert main([*command, "data.limit=null", "max_steps=2", "name=run"]) == 0

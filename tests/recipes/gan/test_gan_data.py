@@ -14,6 +14,7 @@ from samestep.data.chosen_rows import ReadOptions
 from samestep.data.feed import Feed
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
+from samestep.data.order_choice import choose_order
 from samestep.recipes.gan.data import (
     DOMAINS,
     PROOFS,
@@ -330,3 +331,14 @@ def test_which_domain() -> None:
         find_domain(both, "f", "x")
     with pytest.raises(UserError, match="lacks 'human_story', and has 'title'"):
         find_domain({"title"}, "f", "stories")
+
+
+def test_several_files_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    many, few = write_csv(tmp_path / "a.csv", stories(20)), write_jsonl(tmp_path / "b.jsonl", stories(26)[20:])
+    assert load(DataConfig([many, few]), seed=0).train.order() is None
+    texts = load(DataConfig([f"{many}:1", f"{few}:1"]), seed=0)
+    records = texts.train.records
+    order = choose_order(texts.train, texts.train.order(), 8, 0)
+    drawn = [records[index].source for step in range(300) for _, index in order.ids(step)]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.03)
+    assert len(everything(texts)) == 26 and f"{many}, {few}" in texts.selection

@@ -86,3 +86,38 @@ def test_nothing_planted_reaches_an_exported_folder(tmp_path: Path, monkeypatch:
     for planted in (str(tmp_path), "alice", WORD, ISSUED):
         assert not [name for name, text in texts.items() if planted in text], planted
     assert "- First weights: `first`" in texts["README.md"] and "data.train=pairs.json" in texts["README.md"]
+
+
+RECORDS = "".join(json.dumps({"text": f"text {n} of some", "title": "t", "genre": "g"}) + "\n" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "args", "targets"),
+    [
+        ("mdlm", ["--preset=verify", "data.limit=null", "data.path={data}"], ["folder", "model.safetensors"]),
+        ("gan", ["--preset=verify"], ["generator", "judge.safetensors"]),
+        ("dpo", ["--preset=verify"], ["folder", "model.safetensors"]),
+        ("distill", ["--preset=verify"], ["folder", "model.safetensors"]),
+        ("lens", ["--preset=verify", "evaluation.rows=0"], ["folder", "model.safetensors"]),
+    ],
+)
+def test_no_export_of_any_recipe_tells_of_the_machine(
+    recipe: str, args: list[str], targets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All bytes of all files: also those of the record inside of a single file."""
+    home = tmp_path / "home" / "alice"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HF_TOKEN", WORD)
+    (home / "texts.jsonl").write_text(RECORDS)
+    named = [text.format(data=home / "texts.jsonl") for text in args]
+    quiet = ["log.quiet=true", "log.tensorboard=false", "max_steps=1"]
+    assert main(["train", recipe, *named, *quiet, f"out={home}", f"name={WORD}-run"]) == 0
+    for target in targets:
+        learner = ["--learner", target.partition(".")[0]] if recipe == "gan" else []
+        assert main(["export", str(home / f"{WORD}-run"), str(tmp_path / "out" / target), *learner]) == 0
+    files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert any(b"samestep" in file.read_bytes() for file in files if file.suffix == ".safetensors")
+    for planted in (str(tmp_path), "alice", WORD):
+        found = [file.name for file in files if planted.encode() in file.read_bytes()]
+        assert not found, planted

@@ -11,13 +11,13 @@ from samestep.data.prepared import ROWS
 from samestep.data.prepared.sources import TextSource
 from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
 from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
+from samestep.data.records.chats import CHAT_COLUMNS, LISTS, PAIRS, find_messages
 from samestep.data.records.reading import SHOWN, text_fault
 from samestep.data.records.too_long import LengthLimit, TooLong
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
 ANSWERS = "assistant"
 """The role whose messages are the answers."""
-_COLUMNS = ("messages", "prompt", "answer")
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,13 @@ class ChatRow:
     """Bytes of the answer as text."""
 
 
-def has_chat(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like a chat."""
-    return "messages" in record or {"prompt", "answer"} <= record.keys()
-
-
 def read_chat(record: Mapping[str, Any]) -> list[ChatMessage]:
-    """The messages of a record: its `messages`, or its prompt and answer."""
-    messages: Any = record.get("messages")
+    """The messages of a record, in any of the layouts that `data.records.chats` lists."""
+    messages = find_messages(record)
     if messages is None:
-        if wrong := [f"{name!r} {fault}" for name in _COLUMNS[1:] if (fault := _fault(record.get(name)))]:
-            raise UserError(f"{', '.join(wrong)}; give the record these two, or 'messages'")
-        messages = [{"role": role, "content": record[name]} for role, name in zip(("user", ANSWERS), _COLUMNS[1:])]
+        wanted = PAIRS[0] if "messages" not in record else ("messages",)
+        wrong = [f"{name!r} {_fault(record.get(name))}" for name in wanted if _fault(record.get(name))]
+        raise UserError(f"{', '.join(wrong)}; give the record {' and '.join(PAIRS[0])}, or 'messages'")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UserError('\'messages\' is no list such as [{"role": "user", "content": ...}]')
     for name in ("role", "content"):
@@ -164,7 +159,7 @@ class Chats:
         """All chats, and where they are; records that have none are refused at the end of their file."""
         for source in self.sources:
             assert source.records is not None, "chats are in records"
-            source.records.expect(_COLUMNS, lists=["messages"])
+            source.records.expect([CHAT_COLUMNS], lists=LISTS)
             for row in source.records:
                 chat = None
                 with source.records.refusing(row, "chats"):

@@ -19,7 +19,7 @@ from samestep.kit.showing import show_lines
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.distill.exporting import export
-from samestep.recipes.distill.models import MODEL, student_network
+from samestep.recipes.distill.models import MODEL, student_network, trained_encoders
 from samestep.recipes.distill.presets import NO_EFFECT, PRESETS
 from samestep.recipes.distill.sampling import SampleOptions, embed, find_passages, search
 from samestep.recipes.distill.stages import describe, resolve_config, stages
@@ -43,6 +43,7 @@ recipe = Recipe(
     no_effect=NO_EFFECT,
     describe=describe,
     resolve=resolve_config,
+    encoders=trained_encoders,
     networks=lambda config: {MODEL: lambda: student_network(config)},
     sample=Verb(find_passages, SampleOptions, show=show_lines),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),

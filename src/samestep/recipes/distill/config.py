@@ -143,8 +143,8 @@ class DistillConfig(Config):
     """When a phase ends, take back the best validated state, for the files it hands over. Phase 2 validates what it
     begins with too, so it never hands over less than phase 1 did."""
     teacher_model: str | None = None
-    """A folder of sentence-transformers or transformers, or a model of the Hub (org/name). null: a small random
-    network."""
+    """A folder of sentence-transformers or transformers, a model of the Hub (org/name or org/name@revision), or a run.
+    null: a small random network."""
     student_model: str | None = None
     """The same for the student."""
     use_projection: bool = True

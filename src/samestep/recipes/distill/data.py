@@ -15,7 +15,9 @@ from samestep.core.json_files import read_object
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.data.records.hub import hub_dataset
 from samestep.data.records.mixture import parse_sources, read_mixture
+from samestep.data.records.reading import find_files
 from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.python_docs import python_docs
@@ -281,12 +283,15 @@ def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) ->
     if config.data.named:
         named = [path for path, _ in parse_sources(config.data.named)]
         named += [config.data.validation] if config.data.validation else []
-        return [DataFile(file.resolve()) for name in named for file in _files(expand_home(name))]
+        return [DataFile(file.resolve()) for name in named for file in _files(name)]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]
 
 
-def _files(path: Path) -> list[Path]:
+def _files(name: str) -> list[Path]:
+    if hub_dataset(name) is not None:
+        return find_files(name)
+    path = expand_home(name)
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 

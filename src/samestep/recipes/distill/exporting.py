@@ -4,7 +4,6 @@ stage ends.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from samestep.models.sentence_onnx import FILE as ONNX
 from samestep.models.sentence_onnx import require_onnx
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import data_of, texts_file
-from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, needs_data, open_models
+from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, as_trained, needs_data, open_models
 from samestep.recipes.distill.task import ALIGN, RANK, PhaseTask
 from samestep.train.trained.export import (
     EXPORT_TYPES,
@@ -71,19 +70,12 @@ def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
 
 def _write(trained: Trained, models: Models, folder: Path, options: ExportOptions) -> None:
     """The folder, with the instructions and the length that the student was trained with."""
-    source = replace(models.student, max_length=models.readings[STUDENT].max_length)
+    source = as_trained(models)
     weights = trained.network(MODEL).state_dict()
     card, dtype = str(_card(trained, models, options)), EXPORT_TYPES[options.dtype]
     record = told_record(trained, MODEL, SENTENCE_TRANSFORMERS, models={"student_model": "."})
     with staging_folder(folder, options.overwrite, record) as staging:
-        prompts = _prompts(models)
-        write_encoder_files(staging, source, weights, card, prompts=prompts, dtype=dtype, onnx=options.onnx)
-
-
-def _prompts(models: Models) -> dict[str, str]:
-    """What it was trained with, under the names that sentence-transformers looks for; nothing else of its base."""
-    reading = models.readings[STUDENT]
-    return {"query": reading.query_instruction, "document": reading.passage_instruction}
+        write_encoder_files(staging, source, weights, card, prompts=source.prompts, dtype=dtype, onnx=options.onnx)
 
 
 def _usage(folder: str | Path, models: Models, options: ExportOptions) -> list[str]:
@@ -143,7 +135,7 @@ def _teacher(config: DistillConfig) -> str:
 def _vectors(models: Models) -> dict[str, str]:
     with torch.device("meta"):
         head = models.student.network().head
-    prompts = {name: json.dumps(text, ensure_ascii=False) for name, text in _prompts(models).items() if text}
+    prompts = {name: json.dumps(text, ensure_ascii=False) for name, text in as_trained(models).prompts.items() if text}
     return {
         "Dimensions": str(models.student.dim),
         "Longest text": f"{models.readings[STUDENT].max_length} tokens",

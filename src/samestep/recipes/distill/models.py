@@ -5,7 +5,7 @@ batch: `text_ids` [rows, length] with `text_mask` (phase 1, teacher, validation)
 each, length] with their masks (phase 2). A live teacher's tokens are `teacher_text_ids` and so on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samestep import Batch, Bench, Bucketed, EncoderSource, Mixed, UserError, World, open_encoder, small_encoder
+from samestep import Batch, Bench, Bucketed, EncoderSource, Mixed, Trained, UserError, World, small_encoder
 from samestep.core.errors import quoted
+from samestep.kit.named_encoder import open_named_encoder
 from samestep.models.text_tokenizer import TextTokenizer
 from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, ReadingConfig, StudentConfig, TeacherConfig
-from samestep.recipes.distill.data import DistillData, Origin, Text, load_data
+from samestep.recipes.distill.data import DistillData, Origin, Text, data_of, load_data
 
 STUDENT, TEACHER = "", "teacher_"
 """What the names of a model's tokens begin with."""
@@ -125,8 +126,8 @@ def _open(
 ) -> EncoderSource:
     if name is None:
         return small_encoder(texts, **asdict(own.shape), max_length=own.max_length)
-    return open_encoder(
-        name, world=world, dtype=dtype, attention=own.attention, append_eos=own.append_eos, section=section
+    return open_named_encoder(
+        name, world, dtype=dtype, attention=own.attention, append_eos=own.append_eos, section=section
     )
 
 
@@ -159,6 +160,24 @@ def _before(purpose: str, source: EncoderSource, own: ReadingConfig, section: st
 def student_network(config: DistillConfig) -> nn.Module:
     """The student, for loading what was trained."""
     return open_models(config, load_data(config) if needs_data(config) else None, World.single()).student.network()
+
+
+def as_trained(models: Models) -> EncoderSource:
+    """The student with the instructions and the length that it is trained with, under the names that
+    sentence-transformers looks for; nothing else of its base."""
+    reading = models.readings[STUDENT]
+    prompts = {"query": reading.query_instruction, "document": reading.passage_instruction}
+    return replace(models.student, max_length=reading.max_length, prompts=prompts)
+
+
+def trained_encoders(trained: Trained) -> dict[str, Callable[[World], EncoderSource]]:
+    """The student of a run, without what it learned."""
+
+    def open_student(world: World) -> EncoderSource:
+        data = data_of(trained) if needs_data(trained.config) else None
+        return as_trained(open_models(trained.config, data, world))
+
+    return {MODEL: open_student}
 
 
 def needs_data(config: DistillConfig) -> bool:

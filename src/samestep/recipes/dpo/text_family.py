@@ -1,6 +1,6 @@
 """Language models: the network, what turns pairs of texts into tokens, and how likely it finds them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -19,7 +19,16 @@ from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, ReadText, TextPair, divide_texts, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import (
+    COLUMNS,
+    PROMPTS,
+    PairTokens,
+    ReadText,
+    TextPair,
+    divide_texts,
+    pydoc_pairs,
+    read_pair,
+)
 from samestep.train.learner.draws import Draws
 
 
@@ -80,11 +89,12 @@ class TextFamily:
         texts = [ReadText(number, *read) for number, read in enumerate(fitting)]
         return ReadPairs(texts, [np.frombuffer(content, dtype=np.uint8)])
 
-    def _read(self, path: str, first: int = 0) -> ReadPairs[ReadText]:
+    def _read(self, path: str | Sequence[str], first: int = 0) -> ReadPairs[ReadText]:
         """The pairs of a file, numbered from `first`."""
         data = self._config.data
         records = data.records(path, data.limit)
-        records.expect(COLUMNS, lists=COLUMNS)
+        records.expect([PROMPTS, *COLUMNS[1:]], lists=[*PROMPTS, *COLUMNS[1:]])
+        sources: dict[int, int] = {}
         texts, limit = list[ReadText](), LengthLimit(self._most, data.too_long, what="pairs")
         for row in records.rows:
             with records.refusing(row):
@@ -96,10 +106,11 @@ class TextFamily:
                 if fault := _fault(tokens):
                     records.refuse(row, fault, "tokens")
                 else:
+                    sources[first + len(texts)] = row.source
                     texts.append(ReadText(first + len(texts), pair, tokens))
         records.check(data.skip_invalid)
-        limit.say(path)
-        return ReadPairs(texts, records.origins())
+        limit.say(records.path)
+        return ReadPairs(texts, records.origins(), records, sources)
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both completions of each row after its prompt, in one call of the network."""

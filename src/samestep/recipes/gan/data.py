@@ -8,7 +8,7 @@ A recipe file of your own may register more when it is imported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from string import Formatter
 from typing import Annotated, Any
@@ -21,8 +21,9 @@ from samestep import UserError
 from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.errors import quoted
 from samestep.data.data_file import DataFile
+from samestep.data.order_choice import Weighted
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
-from samestep.data.records.reading import ABSENT, Records, RecordsConfig, find_files, text_fault
+from samestep.data.records.reading import ABSENT, Records, RecordsConfig, text_fault
 from samestep.data.records.rows import Row
 from samestep.data.records.too_long import LengthLimit, TooLong
 from samestep.data.split import split_records
@@ -49,13 +50,13 @@ class Domain:
     """Those of the prompt's columns that a row may lack; its prompt is then without their lines."""
 
     def __post_init__(self) -> None:
-        for field in (name for name in self.prompt_fields if not name.isidentifier()):
-            raise UserError(f"Rename the column {field!r} of domain {self.name!r}; a template can only name words.")
+        for name in (name for name in self.prompt_fields if not name.isidentifier()):
+            raise UserError(f"Rename the column {name!r} of domain {self.name!r}; a template can only name words.")
         if self.human_field in self.prompt_fields:
             raise UserError(f"Leave {self.human_field!r} out of the prompt of domain {self.name!r}; it is the answer.")
         try:
             parts = [part for part in Formatter().parse(self.template) if part[1] is not None]
-            used = {f"{field}{'!' + way if way else ''}{':' + spec if spec else ''}" for _, field, spec, way in parts}
+            used = {f"{name}{'!' + way if way else ''}{':' + spec if spec else ''}" for _, name, spec, way in parts}
         except ValueError as problem:
             raise UserError(f"Fix the template of domain {self.name!r}: {problem}.") from None
         if used != set(self.prompt_fields):
@@ -83,8 +84,8 @@ class Domain:
     def group(self, row: Mapping[str, str]) -> str:
         return (row[self.group_field] or f"no {self.group_field}") if self.group_field else self.name
 
-    def record(self, row: Mapping[str, str]) -> "Record":
-        return Record(self.prompt(row), row[self.human_field], self.group(row))
+    def record(self, row: Mapping[str, str], source: int = 0) -> "Record":
+        return Record(self.prompt(row), row[self.human_field], self.group(row), source)
 
 
 STORIES = Domain(
@@ -149,8 +150,9 @@ def find_domain(columns: Iterable[str], file: str, name: str | None = None) -> D
 class DataConfig(RecordsConfig):
     """The training data."""
 
-    path: str | None = None
-    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet); null is the English text that comes with
+    path: str | list[str] | None = field(default=None, hash=False)
+    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split); or
+    several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null is the English text that comes with
     Python (`pydoc_data.topics`)."""
     domain: str | None = None
     """The kind of text: stories (also called creative_writing), proofs, or one of your own; null: found by the columns
@@ -189,13 +191,22 @@ class Record:
     prompt: str
     human: str
     group: str
+    source: int = field(default=0, compare=False)
+    """Which of several files it is from."""
 
 
 class TextRows:
     """Records by index, as a feed reads them; `of_batch` gives the texts of a batch."""
 
-    def __init__(self, records: Sequence[Record], groups: Sequence[str], origins: Sequence[Origin]) -> None:
-        self.records, self.groups = records, groups
+    def __init__(
+        self,
+        records: Sequence[Record],
+        groups: Sequence[str],
+        origins: Sequence[Origin],
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """`weights`: how often each is drawn, in proportion; None: once an epoch."""
+        self.records, self.groups, self.weights = records, groups, weights
         self._origins = origins
 
     def __len__(self) -> int:
@@ -204,6 +215,10 @@ class TextRows:
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self.records[index]
         return {"prompt": record.prompt, "human": record.human, "group": self.groups.index(record.group)}
+
+    def order(self) -> Weighted | None:
+        """The order for training; None: every record once an epoch."""
+        return Weighted(self.weights) if self.weights else None
 
     def of_batch(self, ids: Tensor) -> list[Record]:
         """The records of the rows of a batch, by the `ids` that a feed gives it."""
@@ -242,14 +257,15 @@ def load(config: DataConfig, seed: int) -> Texts:
     return _load(config, seed, _version(config.path))
 
 
-def _version(path: str | None) -> tuple[tuple[int, ...], ...]:
-    found = [file.stat() for file in find_files(path)] if path else []
+def _version(path: str | Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
+    found = [file.stat() for file in Records(path).files] if path else []
     return tuple((stat.st_ino, stat.st_size, stat.st_ctime_ns) for stat in found)
 
 
 @lru_cache(maxsize=1)
 def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -> Texts:
     origins: Sequence[Origin]
+    read: Records | None = None
     limit = LengthLimit(config.max_story_length, config.too_long, "characters", "human texts")
     if config.path is None:
         if config.domain not in (None, PYDOC.name):
@@ -258,7 +274,8 @@ def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -
         origins = [np.frombuffer("\0".join(r.prompt + r.human for r in every).encode("utf-8"), dtype=np.uint8)]
         records = [fitting for record in every if (fitting := _fit(record, limit, _refuse_own_text))]
     else:
-        name, read = config.path, config.records(config.path)
+        read = config.records(config.path)
+        name = read.path
         domain, origins = find_domain(read.columns, name, config.domain), read.origins()
         records = list(_read_records(read, domain, limit))
         read.check(config.skip_invalid)
@@ -267,7 +284,9 @@ def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -
     # Records with the same human text stay together.
     shares = {"validation": config.validation_fraction, "test": config.test_fraction}
     parts = split_records(kept, [record.human for record in kept], **shares, seed=seed)
-    train, validation, test = (TextRows(part, groups, origins) for part in parts)
+    weights = read.draw_weights([record.source for record in parts.train]) if read else None
+    train = TextRows(parts.train, groups, origins, weights)
+    validation, test = (TextRows(part, groups, origins) for part in parts[1:])
     return Texts(name, domain, train, validation, selection, test if len(test) else None)
 
 
@@ -288,7 +307,9 @@ def _read_records(read: Records, domain: Domain, limit: LengthLimit) -> Iterator
     read.expect(domain.columns)
     for row in read.rows:
         texts = _texts(read, row, domain)
-        if texts and (fitting := _fit(domain.record(texts), limit, partial(read.refuse, row, about="length"))):
+        if texts and (
+            fitting := _fit(domain.record(texts, row.source), limit, partial(read.refuse, row, about="length"))
+        ):
             yield fitting
 
 

@@ -108,7 +108,8 @@ class Adversaries:
         named = judge.init_from or (self._config.init_from if self._config.mle_epochs else None)
         self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=judge.lora, init_from=named)
         self.texts = load(self._config.data, self._config.seed)
-        self._feed, self._more = (bench.feed(self.texts.train, collate=groups_of) for _ in range(2))
+        train = self.texts.train
+        self._feed, self._more = (bench.feed(train, order=train.order(), collate=groups_of) for _ in range(2))
         self.length = self._feed.length
         self._judging = make_judge(bench, self._config.judging, self.reader)
         self.rollouts = Rollouts(

@@ -205,5 +205,5 @@ NO_EFFECT = (
         lambda c: c.alpha_schedule.type == "constant",
         "a constant schedule has its start all the time; set alpha_schedule.type=linear, or leave it out",
     ),
-    only_for_records(lambda c: c.data.path is None or c.data.path.endswith(".txt")),
+    only_for_records(lambda c: c.data.path is None or c.data.is_text),
 )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,9 @@ from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prep
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
 from samestep.data.records.arrow import is_saved_dataset
-from samestep.data.records.reading import RecordsConfig, is_record_file
+from samestep.data.records.hub import hub_dataset
+from samestep.data.records.lines import is_record_file
+from samestep.data.records.reading import RecordsConfig
 from samestep.data.token_rows import AnswerRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
@@ -152,7 +154,7 @@ def holds_records(path: str) -> bool:
     """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
     place = expand_home(path)
     if not place.is_dir():
-        return is_record_file(place)
+        return is_record_file(place) or hub_dataset(path) is not None
     return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
 
 
@@ -279,9 +281,9 @@ def load_questions(config: DataConfig) -> Corpus:
     parts = [part for part in (rows[:head], rows[tail:], rows[head:tail]) if part]
     tokens = np.array([token for row in rows for token in row.tokens])
     train, validation, *test = (_answer_rows(part, length, tokenizer.vocabulary.eos) for part in parts)
-    _, of_validation, *of_test = (_bytes_per_token(part, length) for part in parts)
-    held_out = {"test": test[0], "test_bytes_per_token": of_test[0]} if test else {}
-    return Corpus(QUESTIONS, train, validation, tokenizer, tokens, of_validation, **held_out)
+    _, *sizes = (_bytes_per_token(part, length) for part in parts)
+    corpus = Corpus(QUESTIONS, train, validation, tokenizer, tokens, sizes[0])
+    return replace(corpus, test=test[0], test_bytes_per_token=sizes[1]) if test else corpus
 
 
 def _bytes_per_token(rows: list[ChatRow], length: int) -> float:

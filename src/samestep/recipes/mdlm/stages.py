@@ -102,7 +102,7 @@ def check_corpus(config: MdlmConfig, text: Corpus, initial: Trained | None) -> N
     if initial is not None and not _same_tokens(initial, text.tokenizer):
         raise UserError(
             f"{text.name} has other tokens than {config.init_from}; prepare the text with the model's tokenizer: "
-            f"samestep data prepare TEXT --tokenizer {initial.tokenizer}"
+            f"samestep data prepare TEXT --tokenizer {config.init_from}"
         )
     text.check_fits(config.model.vocab_size, config.model.embeddings, config.model.max_sequence_length)
 

@@ -138,6 +138,9 @@ class Recipe:
     language_models: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
     """(config) to a function for each learner that is a causal language model: (world) to the model, of the class
     `LanguageModel`, that its training began with. Other runs can then begin with what it learned, by its name."""
+    encoders: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
+    """(trained model) to a function for each learner that is a sentence encoder: (world) to its `EncoderSource`, which
+    reads texts as it was trained to. Other runs can then take what it learned as teacher or student, by its name."""
     model_settings: Mapping[str, str] = field(default_factory=dict)
     """By learner, the setting that names its language model: an exported one names itself there."""
     sample: Verb | None = None

@@ -16,7 +16,8 @@ from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.models.causal_folder import open_causal_lm
-from samestep.models.hub import find_model
+from samestep.models.hub import resolve_model
+from samestep.models.hub_download import hub_model
 from samestep.models.model_files import weights_in
 from samestep.models.sentence_folder import open_encoder
 from samestep.parallel.build import build_uninitialized, materialize
@@ -212,7 +213,7 @@ def open_trained(
     Of a run, `which` is `last`, `best` or a step; `stage` says of which stage, if not of the last one. `recipe` stands
     in for the recipe that the model names.
     """
-    path = _path_of(text)
+    path = find_published(text, recipe)
     if is_checkpoint(path):
         trained = _open_checkpoint(path, recipe)
     elif is_published(path, recipe):
@@ -226,13 +227,13 @@ def open_trained(
 
 def model_path(text: str, recipe: str | None = None) -> Path:
     """The path that a user named: that of a run, by path or by name, of a checkpoint, or of a published model."""
-    path = _path_of(text)
+    path = find_published(text, recipe)
     return path if is_checkpoint(path) or is_published(path, recipe) else find_run(text).path
 
 
 def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
     """The recipe of the trained model that a user named, without opening its weights."""
-    path = _path_of(text)
+    path = find_published(text, recipe)
     if is_checkpoint(path):
         trained = _open_checkpoint(path, recipe)
         return trained.name, trained.recipe
@@ -253,9 +254,17 @@ def is_published(path: Path, recipe: str | None = None) -> bool:
     return not is_run(path) and (has_config or recipe is not None)
 
 
-def _path_of(text: str) -> Path:
-    """The path of what a user named; a model of the Hub is downloaded."""
-    return find_model(run_path(text, "runs"))
+def find_published(text: str, recipe: str | None = None, world: World | None = None) -> Path:
+    """The path of what a user named. A model of the Hub is downloaded, first its small files: one that no recipe knows
+    is refused before its weights are. Collective, if a world is given."""
+    path = run_path(text, "runs")
+    if hub_model(path) is None:
+        return Path(path)
+    known = _open_published(resolve_model(path, world, weights=False), recipe)
+    record = read_record(known.source)
+    if record and any(inside != "." for inside in record.models.values()):
+        raise UserError(f"Download {text} yourself, and name its folder (hf download): it has folders of its own.")
+    return resolve_model(path, world)
 
 
 def _find_recipe(name: str, given: str | None, folder: Path) -> Recipe:
@@ -309,5 +318,5 @@ def _open_published(path: Path, given: str | None) -> Trained:
         raise UserError(f"the recipe {name} does not know the model in {path}; name another one with --recipe")
     raise UserError(
         f"no recipe knows the model in {path}; give a run, a checkpoint, or a published model of a recipe, or name its "
-        "recipe with --recipe"
+        "recipe with --recipe (models of other libraries are for settings of training, such as model_name)"
     )
