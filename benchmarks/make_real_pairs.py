@@ -2,7 +2,7 @@
 """Write pairs for real structures: the sequence in the file is preferred to one in which 30% of the letters are others.
 
     pip download --no-deps --no-binary :all: MDAnalysisTests && tar xzf mdanalysistests-*.tar.gz
-    python scripts/dpo/make_real_pairs.py mdanalysistests-*/MDAnalysisTests/data/dssp pairs.json
+    python benchmarks/make_real_pairs.py mdanalysistests-*/MDAnalysisTests/data/dssp pairs.json
     samestep train dpo --train_data pairs.json
 
 Takes every .pdb, .ent, .cif and .mmcif file of the folder, gzipped or not, with at least 20 residues. Each gets --pairs

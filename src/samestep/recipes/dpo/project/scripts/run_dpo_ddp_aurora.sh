@@ -1,24 +1,35 @@
 #!/bin/bash -l
-#PBS -N dpo
+#PBS -N dpo_ddp
 #PBS -A MY_PROJECT
 #PBS -q debug
-#PBS -l select=1
+#PBS -l select=2:system=aurora
 #PBS -l place=scatter
 #PBS -l walltime=01:00:00
 #PBS -l filesystems=home:flare
 #PBS -j oe
 #PBS -k doe
-# Train on preference pairs on Aurora, 12 ranks a node, one for each tile.
+# Train on preference pairs on Aurora, 12 ranks a node, one for each tile. Write your project after -A, or give it:
 #
-#     qsub -A physics -l select=2 -v FLAGS="--train_data pairs.json name=first" scripts/dpo/run_dpo_ddp_aurora.sh
-#     scripts/dpo/run_dpo_ddp_aurora.sh --train_data pairs.json     # in an interactive job, or with mpiexec alone
-#     DRY_RUN=1 scripts/dpo/run_dpo_ddp_aurora.sh                   # print the command
+#     qsub scripts/run_dpo_ddp_aurora.sh
+#     qsub -A physics -l select=4:system=aurora -v FLAGS="--train_data pairs.json name=first" scripts/run_dpo_ddp_aurora.sh
+#     tail -f logs/dpo_ddp_*.out
+#     scripts/run_dpo_ddp_aurora.sh --train_data pairs.json     # in an interactive job, or with mpiexec alone
+#     DRY_RUN=1 scripts/run_dpo_ddp_aurora.sh                   # print the command
 #
-# Variables: FLAGS (as those of run_dpo_ddp.py, separated by spaces), VENV (an environment to activate), PYTHON, MPIEXEC,
-# RANKS_PER_NODE (12), MAX_TIME (when to save and stop; 55m in a job, to be before walltime). The same command
-# with the same name=... goes on where a run stopped. `samestep submit dpo --site aurora` also queues again by itself.
+# Variables: FLAGS (as those of dpo_inv.run_dpo_ddp, separated by spaces), VENV (an environment to activate), PYTHON,
+# MPIEXEC, MASTER_PORT, RANKS_PER_NODE (12), MAX_TIME (when to save and stop; 55m in a job, to be before walltime). The
+# same command with the same name=... goes on where a run stopped. `samestep submit dpo --site aurora` also queues again
+# by itself. Submit or call it in the project's folder.
 set -e
 cd "${PBS_O_WORKDIR:-$PWD}"
+if ! [ -f dpo_inv/run_dpo_ddp.py ]; then
+    echo "$0: there is no dpo_inv/run_dpo_ddp.py in $PWD; submit or call it in the project's folder" >&2
+    exit 2
+fi
+if [ "${PBS_ENVIRONMENT:-}" = PBS_BATCH ] && [ -z "${DRY_RUN:-}" ]; then
+    mkdir -p logs
+    exec >> "logs/dpo_ddp_${PBS_JOBID%%.*}.out" 2>&1
+fi
 read -ra flags <<< "${FLAGS:-}"
 nodes=1
 launcher=()
@@ -40,7 +51,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 if [ -n "${VENV:-}" ]; then source "$VENV/bin/activate"; fi
 per_node=${RANKS_PER_NODE:-12}
 command=("${MPIEXEC:-mpiexec}" -n $((nodes * per_node)) --ppn "$per_node" "${launcher[@]}")
-command+=("${PYTHON:-python}" -P -u -m samestep train dpo --preset proteinmpnn "${flags[@]}" "$@")
+command+=("${PYTHON:-python}" -u -m dpo_inv.run_dpo_ddp "${flags[@]}" "$@")
 if [ -n "${DRY_RUN:-}" ]; then
     printf "%q " "${command[@]}" && echo
 else
