@@ -183,10 +183,15 @@ def test_a_name_cannot_be_more_than_a_name(tmp_path: Path, marker: Path) -> None
 # The user's own recipes.
 
 
-def test_the_recipe_of_ones_own_run_needs_no_flag(trained: Path, marker: Path, tmp_path: Path) -> None:
+def test_the_recipe_of_ones_own_run_needs_no_flag(
+    trained: Path, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
-    assert samestep.load(tmp_path / "out").network is not None
     assert main(["train", "--resume", str(trained)]) == 0
+    with pytest.raises(samestep.UserError, match=r"mine.py does not exist.*say where"):
+        samestep.load(tmp_path / "out")
+    monkeypatch.chdir(trained.parents[1])  # an export does not tell where the recipe's file was
+    assert samestep.load(tmp_path / "out").network is not None
 
 
 def test_a_recipe_that_was_started_is_still_not_run_from_within_a_folder(trained: Path, tmp_path: Path) -> None:
