@@ -21,7 +21,7 @@ TOKENIZER = b'{"version": "1.0"}'
 
 
 class HubServer:
-    """Models by name, each a dict of files."""
+    """Models and datasets by name, each a dict of files."""
 
     def __init__(self, models: Mapping[str, Mapping[str, bytes]]) -> None:
         self.models = {name: dict(files) for name, files in models.items()}
@@ -75,11 +75,11 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             refusal = next((answer for part, answer in hub.refuse.items() if part in self.path), None)
             if refusal is not None:
                 return self._send(refusal[0], b"", refusal[1], with_body)
-            if match := re.match(r"/api/models/([^/]+/[^/]+)/revision/([^/?]+)", self.path):
+            if match := re.match(r"/api/(?:models|datasets)/([^/]+/[^/]+)/revision/([^/?]+)", self.path):
                 return self._info(match[1], match[2], with_body)
             if match := re.match(r"/api/models/([^/]+/[^/]+)/tree/", self.path):
                 return self._tree(hub.models[match[1]], with_body)
-            match = re.match(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
+            match = re.match(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
             if match is None:  # what else the client is curious about
                 return self._send(404, b"{}", {}, with_body)
             self._file(hub.models[match[1]][match[3]], match[3], with_body)

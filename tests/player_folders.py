@@ -28,6 +28,17 @@ BRACKETS = (
 """Turns are marked by plain text, which a tokenizer joins with what is said."""
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|end|>")
 UNUSED_ROWS = 5
+EXPERTS: dict[str, dict[str, int]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 1,
+        "moe_intermediate_size": 12,
+        "head_dim": 8,
+    },
+}
+"""What mixtures of experts have beside the sizes of others."""
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -90,8 +101,11 @@ def player_folder(
         network = made(lambda: transformers.GPT2LMHeadModel(config))
     else:
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.LlamaConfig(**sizes, max_position_embeddings=512, initializer_range=0.3, **common)
-        network = made(lambda: transformers.LlamaForCausalLM(config))
+        sizes |= EXPERTS.get(kind, {})
+        config = transformers.AutoConfig.for_model(
+            kind, **sizes, max_position_embeddings=512, initializer_range=0.3, **common
+        )
+        network = made(lambda: transformers.AutoModelForCausalLM.from_config(config))
     network.to(dtype).save_pretrained(folder)
     return folder
 

@@ -125,7 +125,8 @@ def typed(command: str, project: Path, env: Mapping[str, str] | None = None, **o
 def really(command: str, project: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Type a command in the project, with the real programs; it must succeed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), **env}
+    shell = {"PATH": path, "PYTHONPATH": str(SOURCE), "PYTHONSAFEPATH": ""}  # `make_project` sets it in this process
+    variables = {**os.environ, **shell, "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run(
         ["bash", "-c", command], cwd=project, env=variables, capture_output=True, text=True, timeout=300
     )

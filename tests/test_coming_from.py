@@ -1,12 +1,10 @@
-"""Every row of docs/coming-from.md: what people had and what it is here start the same training."""
+"""Every row of docs/coming-from.md: what people had and what it is here start the same training. Commands and scripts
+that people had are typed in the tests of the projects."""
 
 import inspect
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,35 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import samestep
-from samestep.cli.args import SubmitArgs, parse_train
+from samestep.cli.args import parse_train
 from samestep.core.config import split_options
 from samestep.train.api import recipe_registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coming-from.md"
 RECIPES = ("mdlm", "gan", "dpo", "distill", "lens")
-PROBES = {"scripts/lens/test_distributed_integration.sh"}
-"""Scripts that are more than one command of samestep; they have tests of their own."""
-CAPTURE = """
-import json, os, runpy, sys
-import samestep.cli.main
-
-def record(args):
-    with open(os.environ["RECORD"], "w") as file:
-        json.dump(list(args), file)
-    return 0
-
-args = sys.argv[1:]
-while args and not args[0].endswith(".py") and args[:2] != ["-m", "samestep"]:
-    args.pop(0)
-if args[0] == "-m":
-    record(args[2:])
-else:
-    samestep.cli.main.main = record
-    sys.argv = args
-    runpy.run_path(args[0], run_name="__main__")
-"""
-"""In place of Python: writes down what a script of this repository, or `-m samestep`, gives to samestep."""
 
 
 class Row(NamedTuple):
@@ -61,7 +37,7 @@ def rows_of(text: str) -> list[Row]:
         section = line[3:] if line.startswith("## ") else section
         if line.startswith("| `"):
             known, here, note = (cell.strip() for cell in line[1:-1].split("|"))
-        elif item := re.fullmatch(r"- (`[^`]*`) is (?:(`[^`]*`)(?:; (.*))?|more than one command: .*)", line):
+        elif item := re.fullmatch(r"- (`[^`]*`) is (`[^`]*`)(?:; (.*))?", line):
             known, here, note = (part or "" for part in item.groups())
         else:
             assert not line.startswith("- "), f"an item that no test reads: {line}"
@@ -72,15 +48,12 @@ def rows_of(text: str) -> list[Row]:
 
 
 ROWS = rows_of(PAGE.read_text())
-SCRIPT_ROWS = [row for row in ROWS if row.known.startswith("scripts/") and row.here]
-SETTING_ROWS = [row for row in ROWS if row.section in RECIPES and not row.known.startswith("scripts/")]
+SETTING_ROWS = [row for row in ROWS if row.section in RECIPES]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with what the rows name. Nothing is read but settings: models and data need not be there."""
-    for name in ("scripts", "conf"):
-        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "checkpoint_epoch_3.pt").touch()
     (tmp_path / "ddp_config.json").write_text(json.dumps({"batch_size": 3, "output_dir": "x", "phase1_lr": 1e-4}))
     monkeypatch.chdir(tmp_path)
@@ -92,11 +65,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def meaning(args: list[str]) -> Any:
     """What a command line of samestep amounts to."""
     verb, *rest = args
-    if verb == "doctor":
-        return args
-    if verb == "submit":
-        submission = SubmitArgs.parse(rest, {})
-        return submission.job, submission.stage_gpus, parse_train(submission.training)[2]
     assert verb == "train", args
     launch, rest = split_options(rest, ["nproc"])
     return launch, parse_train(rest)[2]
@@ -106,36 +74,6 @@ def meaning(args: list[str]) -> Any:
 def defaults(recipe: str) -> Any:
     """A training without any settings."""
     return meaning(["train", recipe])
-
-
-def recorded(command: str, folder: Path) -> list[str]:
-    """What a script gives to samestep."""
-    program = folder / "python"
-    program.write_text(f"#!{sys.executable}\n{CAPTURE}")
-    program.chmod(0o755)
-    source = Path(samestep.__file__).parents[1]
-    env = {**os.environ, "RECORD": str(folder / "record.json"), "PYTHONPATH": str(source)}
-    env |= {"PYTHON": str(program), "MPIEXEC": str(program)}
-    script = shlex.split(command)
-    if script[0].endswith(".py"):
-        script.insert(0, str(program))
-    done = subprocess.run(script, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    args = json.loads((folder / "record.json").read_text())
-    assert isinstance(args, list)
-    return args
-
-
-def absolute(args: list[str]) -> list[str]:
-    """A script names the folder of config files in full."""
-    return [str(ROOT / arg) if arg == "conf" else arg for arg in args]
-
-
-@pytest.mark.parametrize("row", SCRIPT_ROWS, ids=lambda row: row.known)
-def test_a_script_starts_what_the_command_starts(row: Row, folder: Path) -> None:
-    here = shlex.split(row.here)
-    args = absolute(here[here.index("samestep") + 1 :])
-    assert meaning(recorded(row.known, folder)) == meaning(args)
 
 
 @pytest.mark.parametrize("row", SETTING_ROWS, ids=lambda row: f"{row.section} {row.known}")
@@ -155,16 +93,6 @@ def test_a_function_takes_these_args(row: Row) -> None:
     inspect.signature(getattr(samestep, name)).bind(*[arg for arg in given if "=" not in arg], **named)
 
 
-def test_every_script_has_a_row() -> None:
-    folders = [folder for name in RECIPES if (folder := ROOT / "scripts" / name).is_dir()]
-    scripts = {path for folder in folders for path in folder.iterdir() if path.is_file()}
-    scripts |= set((ROOT / "scripts").glob("test_*.py"))
-    wanted = {str(path.relative_to(ROOT)) for path in scripts if not path.name.startswith("make_")}
-    assert {row.known.split()[0] for row in ROWS if row.known.startswith("scripts/")} == wanted
-    assert {row.known for row in ROWS if row.known.startswith("scripts/") and not row.here} == PROBES
-    assert all(os.access(ROOT / name, os.X_OK) for name in wanted if name.endswith(".sh"))
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_other_name_of_a_setting_has_a_row(recipe: str) -> None:
     known = {re.split("[ =]", row.known.lstrip("-"))[0] for row in SETTING_ROWS if row.section == recipe}
@@ -179,7 +107,3 @@ def test_every_recipe_has_a_section() -> None:
 def test_a_wrong_row_is_found(folder: Path) -> None:
     with pytest.raises(AssertionError):
         test_a_flag_sets_what_the_setting_sets(Row("dpo", "--lr 1e-5", "learning_rate=2e-5"), folder)
-    with pytest.raises(AssertionError):
-        test_a_script_starts_what_the_command_starts(
-            Row("mdlm", "scripts/mdlm/launch_training.sh 4 data", "samestep train mdlm --nproc 2"), folder
-        )

@@ -14,6 +14,8 @@ import pytest
         "from samestep.cli.main import main; main(['--help'])",
         "from samestep.cli.main import main; main(['data', '--help'])",
         "from samestep.cli.main import main; main(['train', '--help'])",
+        "from samestep.cli.main import main; main(['train', 'mdlm', '--help'])",
+        "from samestep.cli.main import main; main(['recipes'])",
         "from samestep.cli.main import main; main(['sample', '--help'])",
         "from samestep.cli.main import main; main(['eval', '--help'])",
     ],

@@ -18,11 +18,13 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
     ("args", "expected"),
     [
         (["fly"], "no verb 'fly'; choose one of train"),
+        (["trian"], "no verb 'trian' (did you mean 'train'?)"),
         (["train", "mdml"], "no recipe 'mdml' (did you mean 'mdlm'?)"),
         (["train", "no_such_package.recipe"], "no recipe 'no_such_package.recipe'"),
         (["train", "nowhere.py"], "nowhere.py does not exist"),
         (["train", "json"], "the module json has no `recipe = Recipe(...)`"),
         (["train", "--epochs", "3"], "needs a recipe first, one of: distill, dpo, gan, lens, mdlm"),
+        (["train", "mdlm", "--lr", "1"], "There is no setting 'lr'; did you mean learning_rate?"),
         (["train", "mdlm", "--preset", "huge"], "tiny"),
         (["train", "mdlm", "--backend", "gloo"], "distributed.backend"),
         (["train", "mdlm", "--learning-rte", "1"], "learning_rate"),

@@ -58,7 +58,7 @@ def test_the_recipe_reads_the_tokenizer(
 def test_a_chat_says_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "prepare", "chat.jsonl", "out=talk", "sequence_length=40"]) == 0
     shown = capsys.readouterr().out
-    assert "9 chats" in shown and "0 answers cut, 0 left out" in shown
+    assert "9 chats" in shown and "0 answers cut, 0 dropped" in shown
     assert Path("talk/metadata.json").is_file()
 
 

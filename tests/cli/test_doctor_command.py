@@ -15,7 +15,6 @@ from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER
 from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "SLURM_STEP_ID")
 
 
@@ -42,7 +41,7 @@ def test_by_hand_it_looks_at_this_machine_in_this_process(alone: Path, capsys: p
 
 
 def test_ranks_of_its_own_print_one_table_and_a_failure_is_the_exit_code(alone: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "test_distributed_training.py"), "--test", "basic", "--nproc", "2"]
+    command = [sys.executable, "-m", "samestep", "doctor", "--test", "basic", "--nproc", "2"]
     done = subprocess.run(
         [*command, "--device", "cpu"],
         capture_output=True,
@@ -100,11 +99,6 @@ def test_under_a_launcher_it_starts_no_ranks(shell: Run) -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--help"]) == EXIT_DONE
     assert "--test" in capsys.readouterr().out
-
-
-def test_scripts_of_tests_are_not_collected_as_tests(pytestconfig: pytest.Config) -> None:
-    assert pytestconfig.getini("testpaths") == ["tests"]
-    assert len(list(SCRIPTS.glob("test_*.py"))) == 2
 
 
 @pytest.mark.gpu

@@ -75,6 +75,37 @@ def test_a_killed_export_leaves_nothing_that_looks_finished(shell: Shell) -> Non
         assert not list(Path().glob(".out.*")), "what the kill left is removed"
 
 
+KILLED_AT_THE_NAME = """
+import os, signal, sys
+from samestep.cli.main import main
+
+def kill(source, target, **_):
+    if os.path.basename(target) in sys.argv[2:]:
+        os.kill(os.getpid(), signal.SIGKILL)  # all of it is written, and only the name is missing
+    return rename(source, target, **_)
+
+rename, os.replace, os.rename = os.rename, kill, kill
+for target in sys.argv[2:]:
+    if not (child := os.fork()):
+        main(["export", sys.argv[1], target, *(["--weights"] if target.endswith(".pt") else [])])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, target
+"""
+
+
+def test_no_kind_of_export_has_its_name_before_all_is_written(shell: Shell) -> None:
+    """A folder of sentence-transformers, one safetensors file, one .pt file."""
+    assert main(["train", "distill", "--preset=verify", "--max_steps=1", "--name", "d", "--no-log.tensorboard"]) == 0
+    targets = ["student", "one.safetensors", "one.pt"]
+    subprocess.run([sys.executable, "-c", KILLED_AT_THE_NAME, "d", *targets], check=True, timeout=300)
+    assert not [target for target in targets if Path(target).exists()]
+    left = {path.name for path in Path().iterdir() if path.name.endswith(".tmp")}
+    assert len(left) == 3 and all(name.startswith((".student.", ".one.")) for name in left)
+    for target in targets:
+        assert main(["export", "d", target, *(["--weights"] if target.endswith(".pt") else [])]) == 0
+    assert all(Path(target).exists() for target in targets)
+
+
 def test_only_what_was_exported_is_replaced(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert shell("train", "gan", "--preset=verify", "--max_steps=1", "--name", "g")[0] == [0]
     other = Path("other")

@@ -48,6 +48,7 @@ def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "message"),
     [
         (["b"], "'b' is not a run directory; runs in runs/: a"),
+        (["A"], "'A' is not a run directory (did you mean 'a'?); runs in runs/: a"),
         (["a", "b"], "one run is expected, not 2; the command is: samestep why RUN [--json]"),
         (["a", "--all"], "there is no option --all"),
     ],

@@ -21,11 +21,11 @@ def opened(path: Path) -> TokenFile:
     return open_text(str(path))
 
 
-def unpacked(path: Path, column: str = "text", fraction: float = 0.01) -> tuple[TokenFile, TokenFile]:
+def unpacked(path: Path, column: str = "text", fraction: float = 0.01) -> list[TokenFile]:
     """Few documents are split by position, and such a fraction of a short text is nothing."""
     records = Records(str(path), {"text": column} if column != "text" else None)
     cache = path.parent / "cache"
-    return open_documents(records, separator=EOS, validation_fraction=fraction, skip_invalid=False, cache=cache)
+    return open_documents(records, separator=EOS, validation_fraction=fraction, skip_invalid=False, cache=cache)[:2]
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -45,17 +45,37 @@ def test_a_plain_file_is_its_bytes_whatever_they_are(tmp_path: Path) -> None:
 
 def test_split_is_contiguous_and_complete() -> None:
     tokens = np.arange(101, dtype=np.uint8)
-    train, validation = split(tokens, 0.1)
+    train, validation, _ = split(tokens, 0.1)
     assert len(validation) == 10
     assert np.concatenate([train[:], validation[:]]).tolist() == tokens.tolist()
 
 
 def test_split_of_a_file_is_that_of_its_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(101)))
-    train, validation = split(opened(tmp_path / "a.txt"), 0.25)
+    train, validation, _ = split(opened(tmp_path / "a.txt"), 0.25)
     assert train[:].tolist() == list(range(len(train)))
     assert validation[:].tolist() == list(range(len(train), 101))
     assert fingerprint(validation) == hashlib.sha256(bytes(range(len(train), 101))).hexdigest()
+
+
+def test_a_test_part_comes_before_validation_which_stays_the_same() -> None:
+    tokens = np.arange(101, dtype=np.uint8)
+    train, validation, test = split(tokens, 0.1, 0.2)
+    assert np.array_equal(validation, split(tokens, 0.1)[1]) and len(test) == 20
+    assert np.concatenate([train[:], test[:], validation[:]]).tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("count", [1, 40])  # one document is cut, many are split by what they say
+def test_a_test_part_of_records_leaves_validation_as_it_is(count: int, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", *({"text": f"text {number} is here"} for number in range(count)))
+    common = {"separator": EOS, "validation_fraction": 0.2, "skip_invalid": False, "cache": tmp_path / "cache"}
+    without, parts = (open_documents(Records(str(path)), test_fraction=share, **common) for share in (0.0, 0.3))
+    assert len(without[2]) == 0 and parts[1][:].tolist() == without[1][:].tolist()
+    if count == 1:
+        assert [*parts[0][:], *parts[2][:]] == without[0][:].tolist()
+    else:
+        train, _, test = map(bytes_of, parts)
+        assert len(test) == 12 and sorted([*train, *test]) == sorted(bytes_of(without[0]))
 
 
 def test_documents_are_joined_by_the_separator(tmp_path: Path) -> None:
@@ -103,14 +123,14 @@ def test_unpacked_files_are_kept_and_made_again_when_their_source_changes(tmp_pa
 def test_the_usual_cache_is_a_private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab"})
-    tokens, _ = open_documents(Records(str(path)), separator=EOS, validation_fraction=0.1, skip_invalid=False)
+    tokens, *_ = open_documents(Records(str(path)), separator=EOS, validation_fraction=0.1, skip_invalid=False)
     assert tokens.file.parent.parent == tmp_path.resolve()
     assert tokens.file.parent.stat().st_mode & 0o077 == 0
 
 
 def peak_of_using(path: Path) -> int:
     tracemalloc.start()
-    train, validation = split(opened(path), 0.1)
+    train, validation, _ = split(opened(path), 0.1)
     for tokens in (train, validation):
         tokens[np.arange(0, len(tokens), len(tokens) // 100)]
     peak = tracemalloc.get_traced_memory()[1]
@@ -213,6 +233,6 @@ def test_tokens_over_several_files_read_as_one_sequence(tmp_path: Path) -> None:
             assert run.span(start, stop)[:].tobytes() == content[start:stop]
     where = np.array([[99, 0, 10], [11, 59, 60]])
     assert run[where].tolist() == where.tolist()
-    train, validation = split(run, 0.35)
+    train, validation, _ = split(run, 0.35)
     assert fingerprint(validation) == hashlib.sha256(content[65:]).hexdigest()
     assert len(train) == 65

@@ -109,8 +109,8 @@ def test_prompts_and_shorter_vectors(published: Any, library: SentenceTransforme
     with_prompt = [source.prompt("query") + text for text in TEXTS]
     found = vectors_of(encoder, source.tokenizer, with_prompt, source.max_length)
     torch.testing.assert_close(torch.tensor(answer["vectors"]), found[:, :5], rtol=0, atol=1e-5)
-    write_encoder(tmp_path / "out", source, encoder.state_dict(), "", prompts={"passage": "p: "}, overwrite=True)
-    assert open_encoder(tmp_path / "out").prompts == {"passage": "p: "}
+    write_encoder(tmp_path / "other", source, encoder.state_dict(), "", prompts={"passage": "p: "})
+    assert open_encoder(tmp_path / "other").prompts == {"passage": "p: "}
     config, tokenizer = (read_object(tmp_path / "out" / name) for name in ("config.json", "tokenizer_config.json"))
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "for version 4 of transformers"
     assert tokenizer["tokenizer_class"] != "TokenizersBackend"

@@ -205,9 +205,9 @@ def test_what_is_there_is_not_written_over(plain: Path, tmp_path: Path) -> None:
     weights = source.load().state_dict()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    for overwrite in (False, True):
-        with pytest.raises(UserError, match=r"Choose another folder, or remove it first; .*mine exists"):
-            write_encoder(tmp_path / "mine", source, weights, "", overwrite=overwrite)
+    for there in (tmp_path / "mine", plain):
+        with pytest.raises(UserError, match=r"Choose another folder, or remove it first; .* exists"):
+            write_encoder(there, source, weights, "")
     with pytest.raises(UserError, match=r"that this source builds; head[.]1.linear.bias and 7 others"):
         write_encoder(tmp_path / "new", source.with_projection(20), weights, "")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""The script that submits with a config file, on a real SLURM cluster: dump and training are jobs of their own."""
+"""The script of a lens project that submits with a config file, on a real SLURM cluster: dump and training are jobs."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from projects import make_project
 from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
@@ -15,8 +16,6 @@ from system.cluster_runs import ENDED, ClusterRuns
 from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(900)
-ROOT = Path(__file__).parents[2]
-SUBMIT = ROOT / "scripts" / "lens" / "submit_with_config.sh"
 
 
 @pytest.fixture
@@ -25,12 +24,13 @@ def runs(cluster: Cluster, tmp_path: Path) -> Iterator[ClusterRuns]:
         yield runs
 
 
-def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns) -> None:
-    config = ROOT / "conf" / "lens_small.yaml"
-    options = [f"config={config}", "num_gpus=1", "num_gpus_train=2", "nodelist=node1"]
+def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns, tmp_path: Path) -> None:
+    project = make_project("lens", tmp_path / "my-lens")
+    submit = project / "scripts" / "submit_with_config.sh"
+    options = [f"config={project / 'settings.yaml'}", "num_gpus=1", "num_gpus_train=2", "nodelist=node1"]
     settings = ["preset=verify", "distributed=cpu", "name=chain", "--quiet"]
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": MODULES}
-    found = subprocess.run([SUBMIT, *options, *settings], env=env, capture_output=True, text=True, timeout=200)
+    found = subprocess.run([submit, *options, *settings], env=env, capture_output=True, text=True, timeout=200)
     assert found.returncode == 0, found.stderr
     prepared, trained = (line.split()[1].rstrip(":") for line in found.stdout.splitlines() if line.startswith("job "))
     runs.await_state(trained, *ENDED)

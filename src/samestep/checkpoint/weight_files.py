@@ -3,6 +3,8 @@
 Nothing here runs code from a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
 """
 
+import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +34,11 @@ class WeightFile(NamedTuple):
     """How it was read, where the user should know."""
 
 
-def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping[str, Any] | None = None) -> None:
-    """Write weights to a `.pt` file, atomically. With `extra`, the weights are beside it under `model_state_dict`."""
+def save_weights(
+    path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping[str, Any] | None = None, mark: str = ""
+) -> None:
+    """Write weights to a `.pt` file, atomically. With `extra`, the weights are beside it under `model_state_dict`.
+    `mark` becomes the comment of the file, which is a zip archive: loaders pass over it, and `mark_of` reads it."""
     names = _plain_names(weights)
     content: dict[str, Any] = {names[name]: _on_cpu(tensor) for name, tensor in weights.items()}
     assert len(content) == len(weights), "two weights have the same name once wrappers' prefixes are gone"
@@ -43,6 +48,18 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping
         content = {**extra, NAMES[0]: content}
     with atomic_file(path) as file:
         torch.save(content, file)
+        if mark:
+            file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment, and the comment
+            file.write(len(mark.encode()).to_bytes(2, "little") + mark.encode())
+
+
+def mark_of(path: Path) -> str:
+    """The mark of a weight file; empty if it has none, or is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.comment.decode("utf-8", "replace")
+    except (zipfile.BadZipFile, OSError):
+        return ""
 
 
 def open_weight_file(path: Path) -> WeightFile:

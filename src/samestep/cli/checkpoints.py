@@ -12,6 +12,7 @@ from textwrap import indent
 from samestep.checkpoint.manifest import STAGING, Checkpoint, checkpoint_folders, quick_check, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
 from samestep.cli.args import parse_run
+from samestep.cli.help import asks_for_help
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.json_files import damage_of_file
@@ -28,7 +29,7 @@ and compared with its checksum. The exit code is 1 when a checkpoint is damaged.
 
 def run(args: Sequence[str]) -> int:
     """List the checkpoints of a run; 1 when some are damaged."""
-    if not args or "-h" in args or "--help" in args:
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     name, read_all = parse_run(args, "checkpoints", "verify")

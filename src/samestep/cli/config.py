@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from samestep.cli.help import asks_for_help
 from samestep.core.config import (
     MISSING,
     Alias,
@@ -29,11 +30,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[str, ...]
+HELP = """samestep config RECIPE [--preset NAME] [--config FILE] [key=value | --key value ...]
+
+Prints every setting of a recipe with type, default and meaning, its presets, and other names of its settings; with a
+preset, a file or settings: the value that a run would have."""
 _HEAD = ("Field", "Type", "Default", "Meaning")
 
 
 def run(args: Sequence[str]) -> int:
     """Print the settings of the recipe."""
+    if not args or asks_for_help(args):
+        print_text(HELP)
+        return EXIT_DONE
     from samestep.cli.args import RecipeArgs
 
     recipe_args = RecipeArgs.parse(args, "config")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samestep.cli.help import asks_for_help
 from samestep.core.config import MISSING, fields_of, listed, override, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely, print_text
@@ -35,7 +36,7 @@ settings:"""
 
 def run(args: Sequence[str]) -> int:
     """Prepare the sources."""
-    if not args or any(arg in ("-h", "--help") for arg in args):
+    if not args or asks_for_help(args):
         print_text(_help())
         return EXIT_DONE
     if args[0] != "prepare":
@@ -127,7 +128,7 @@ def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
         "rows": f"{found['train_samples']:,} and {found['val_samples']:,} of {found['sequence_length']} tokens",
     }
     if found["kind"] == "chat":
-        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} left out"
+        lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} dropped"
         lines["left out"] = f"{_many(found['chats_without_answer'], 'chat')} without an answer"
     else:
         lines["bytes a token"] = f"{found['val_bytes'] / found['val_tokens']:.3f} in validation"

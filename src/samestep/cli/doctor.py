@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from samestep.cli.help import asks_for_help
 from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
@@ -36,7 +37,7 @@ _EXIT_CODE_FILE = "doctor.json"
 
 def run(args: Sequence[str]) -> int:
     """Run the checks; exit code 0 when nothing failed, 1 when something did, 2 user error."""
-    if args and args[0] in ("-h", "--help"):
+    if asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, OPTIONS)

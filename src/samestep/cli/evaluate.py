@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samestep.cli.model_verbs import ModelVerb
+from samestep.cli.model_verbs import VALIDATION, ModelVerb
 from samestep.cli.model_verbs import run as run_verb
 from samestep.core.config import dump
 from samestep.core.json_files import write_atomically
@@ -21,7 +21,11 @@ also of the Hub.
 
 def run(args: Sequence[str]) -> int:
     """Print the results of a trained model."""
-    return run_verb(ModelVerb("evaluate", ABOUT, "write all results to this .json file", _show, _write), args)
+    switches = {
+        VALIDATION: "the metrics of the stage's validation; so it is where a recipe has no evaluation of its own"
+    }
+    out = "write all results to this .json file"
+    return run_verb(ModelVerb("evaluate", ABOUT, out, _show, _write, switches), args)
 
 
 def _show(results: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_text
@@ -47,7 +48,7 @@ SWITCHES = ("overwrite", "raw", "weights", "onnx")
 
 def run(args: Sequence[str]) -> int:
     """Write a model."""
-    if not args or "-h" in args or "--help" in args:
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, OPTIONS, SWITCHES)

@@ -18,6 +18,7 @@ from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.interrupt import exit_interrupted
+from samestep.core.near_names import did_you_mean
 from samestep.core.open_files import is_too_many_files, raise_limit, require_open_files, too_many_open_files
 from samestep.core.output import open_closed_streams, print_safely, print_text
 
@@ -33,12 +34,21 @@ VERBS = {
     "why": "explain what happened to a run",
     "doctor": "check the machines, alone or as the ranks of a launcher",
     "new": "make a project folder for a recipe, or for one of your own",
+    "recipes": "list the recipes, with one line each",
     "config": "print every setting of a recipe with type, default and meaning",
 }
+HELP_WORDS = ("-h", "--help", "help")
 OTHER_NAMES = {"eval": "evaluate"}
 _MAY_COMPILE = ("train", "verify", "sample", "evaluate", "export", "doctor")
 _NOISY = ("torchao", "torch.utils._pytree")
 """transformers imports torchao where it is installed, which then warns about parts of its own that nobody uses here."""
+
+SHORT = """samestep: the same run, step for step, on any number of devices
+
+  samestep recipes                      what there is to train
+  samestep train RECIPE --preset tiny   train it, small
+  samestep VERB --help                  how a verb is used
+  samestep --help                       all verbs: """
 
 USAGE = """samestep: the same run, step for step, on any number of devices
 
@@ -52,8 +62,11 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep checkpoints RUN [--verify]
   samestep why RUN
   samestep doctor [--test basic|ddp|all]
+  samestep recipes
   samestep config RECIPE
   samestep new RECIPE FOLDER
+
+`samestep VERB --help` says what a verb takes.
 
 verbs:
 """
@@ -66,20 +79,13 @@ def main(args: Sequence[str] | None = None) -> int:
     if "standard output" in closed:
         print_safely("samestep: standard output is closed, so nothing is printed there", sys.stderr)
     _protect_imports()
-    verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
-    if verb in ("-h", "--help", "help"):
-        print_text(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
-        return EXIT_DONE
-    if verb == "--version":
-        from importlib.metadata import version
-
-        print_text(version("samestep"))
-        return EXIT_DONE
-    verb = OTHER_NAMES.get(verb, verb)
+    words = list(sys.argv[1:] if args is None else args)
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        return _run(verb, rest)
+        code = _run(words)
+        sys.stdout.flush()  # here, where it is caught that nobody reads any more
+        return code
     except KeyboardInterrupt:
         print_error("interrupted")
         return EXIT_INTERRUPTED
@@ -102,10 +108,28 @@ def main(args: Sequence[str] | None = None) -> int:
         return EXIT_USER
 
 
-def _run(verb: str, rest: Sequence[str]) -> int:
+def _run(words: Sequence[str]) -> int:
+    if not words:
+        print_text(SHORT + ", ".join(VERBS))
+        return EXIT_DONE
+    verb, *rest = words
+    if verb == "help" and rest:  # as git has it
+        verb, rest = rest[0], ["--help"]
+    if verb in HELP_WORDS:
+        print_text(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
+        return EXIT_DONE
+    if verb in ("--version", "-V"):
+        from importlib.metadata import version
+
+        print_text(version("samestep"))
+        return EXIT_DONE
+    return _run_verb(OTHER_NAMES.get(verb, verb), rest)
+
+
+def _run_verb(verb: str, rest: Sequence[str]) -> int:
     _refuse_undecoded([verb, *rest])
     if verb not in VERBS:
-        raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
+        raise UserError(_no_verb(verb))
     _require_working_directory()
     if verb in _MAY_COMPILE:
         raise_limit()
@@ -114,6 +138,14 @@ def _run(verb: str, rest: Sequence[str]) -> int:
     with uncollected_imports(), _exiting_on_interrupt():
         module = importlib.import_module(f"samestep.cli.{verb}")
     return int(module.run(rest))
+
+
+def _no_verb(verb: str) -> str:
+    from samestep.cli.recipes import recipe_lines
+
+    if verb in recipe_lines():
+        return f"{verb} is a recipe; to train it, write: samestep train {verb}"
+    return f"there is no verb {verb!r}{did_you_mean(verb, VERBS)}; choose one of {', '.join(VERBS)}"
 
 
 @contextmanager

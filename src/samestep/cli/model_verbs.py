@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samestep.cli.help import HELP_FLAGS, asks_for_help
 from samestep.core.config import (
     MISSING,
     fields_of,
@@ -39,7 +40,8 @@ GENERAL = {
     "device": "auto, cpu, cuda, cuda:N or xpu (auto)",
 }
 """Options that these verbs have with every recipe."""
-HELP_FLAGS = ("-h", "--help")
+VALIDATION = "validation"
+"""The switch of `evaluate` for the metrics of a stage's validation; so are those of a recipe without that verb."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,21 @@ class ModelVerb:
     """Prints the result, unless the recipe does."""
     write: "Callable[[Path, Trained, Any, Any], None]"
     """Writes the result to a file: (file, trained, options of the recipe, result)."""
+    switches: Mapping[str, str]
+    """Further options without a value: name to meaning."""
 
     @property
     def options(self) -> dict[str, str]:
-        return {**GENERAL, "out": self.out}
+        return {**GENERAL, "out": self.out, **self.switches}
+
+    def split(self, args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """These options, and the remaining args."""
+        return split_options(args, [name for name in self.options if name not in self.switches], list(self.switches))
 
 
 def run(verb: ModelVerb, args: Sequence[str]) -> int:
     """Do it; exit code 2 when one rank or all of them cannot."""
-    if not args or any(arg in HELP_FLAGS for arg in args):
+    if not args or asks_for_help(args):
         print_text(_help(verb, args))
         return EXIT_DONE
     if args[0].startswith("-"):
@@ -84,7 +92,7 @@ def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
 
     world = World.rendezvous()
     with world.together("opening the model"):
-        general, rest = split_options(args, list(verb.options))
+        general, rest = verb.split(args)
         out = _out(general.get("out"))
         is_of_hub = _is_of_hub(source, world)
         if not is_of_hub:
@@ -121,7 +129,7 @@ def _open(
     name, recipe = recipe_of(source, general.get("recipe"))
     given = {option: text for option, text in general.items() if option != "recipe"}
     require_same_start(world, name, [given, *args])
-    own = _verb_of(verb, name, recipe)
+    own = _verb_of(verb, name, recipe, validates=VALIDATION in general)
     options, change = read_options(own, recipe, _name_second(args, verb, own, name))
     trained = _open_on_all_ranks(source, general, world)
     return replace(trained, config=change(trained.config)), own, options
@@ -145,11 +153,15 @@ def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") 
     return replace(open_trained(str(chosen), learner=learner, recipe=recipe), verified=True)
 
 
-def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
+def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe", *, validates: bool = False) -> "Verb":
     from samestep.train.api.recipe import Verb
     from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
     found = getattr(recipe, verb.name)
+    if VALIDATION in verb.switches and (validates or found is None):
+        from samestep.train.session.validate_trained import VALIDATE
+
+        return VALIDATE
     if not isinstance(found, Verb):
         others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
         have = f" (as {listed(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
@@ -186,8 +198,13 @@ def _help(verb: ModelVerb, args: Sequence[str]) -> str:
             f"`samestep {verb.name} MODEL --help` and `samestep {verb.name} RECIPE --help` list the recipe's options."
         ]
     else:
-        general, _ = split_options([arg for arg in args if arg not in HELP_FLAGS], list(verb.options))
-        own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        general, _ = verb.split([arg for arg in args if arg not in HELP_FLAGS])
+        try:
+            own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+        except UserError as error:
+            if args[0].endswith(".py") or Path(args[0]).exists():
+                raise
+            own = [f"The options of its recipe are not known: {error}."]
     shared = [_line(f"--{name}", meaning) for name, meaning in verb.options.items()]
     return "\n".join([usage, "", verb.about, "", *shared, "", *own])
 

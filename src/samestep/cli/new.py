@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.near_names import did_you_mean
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.safe_files import temporary_folder
@@ -26,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def run(args: Sequence[str]) -> int:
     """Make the project; exit code 0, or 2 for what is refused."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     _, names = split_options(args, [])
@@ -74,7 +76,8 @@ def _parse(names: Sequence[str]) -> tuple[str | None, Path]:
     recipe = names[0] if len(names) == 2 else None
     if recipe is not None and recipe not in known:
         raise UserError(
-            f"there is no recipe {recipe!r}; choose one of {', '.join(known)}, or leave it out for a recipe of your own"
+            f"there is no recipe {recipe!r}{did_you_mean(recipe, known)}; choose one of {', '.join(known)}, or "
+            "leave it out for a recipe of your own"
         )
     return recipe, expand_home(names[-1])
 

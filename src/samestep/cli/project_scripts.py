@@ -1,30 +1,58 @@
 """What the scripts of a project call (see new.py): a recipe with the settings that lie beside the script."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.cli.main import main
 from samestep.core.config import split_options
-from samestep.core.errors import UserError
+from samestep.core.errors import EXIT_USER, UserError, print_error
 from samestep.core.output import print_text
+from samestep.core.paths import expand_home
 from samestep.world.rank_discovery import discover
-
-CONFIG_FILE = ("config", "config-path", "config-name")
 
 
 def train_with(recipe: str, settings: Path, *, note: str = "", args: Sequence[str] | None = None) -> int:
     """`samestep train RECIPE --config settings`, with what was typed after the script's name; returns the exit code.
 
-    A config file that was typed takes the place of `settings`. The note is the first line that the first process
-    prints: how this project differs from the scripts that its users know.
+    A config file that was typed takes the place of `settings`: `--config FILE` is relative to the working directory,
+    `--config-path FOLDER --config-name NAME` to the script's folder, as in Hydra's scripts. A run that is resumed with
+    `--resume RUN` has its own settings. The note is the first line that the first process prints: how this project
+    differs from the scripts that its users know.
     """
     typed = list(sys.argv[1:] if args is None else args)
     if note and _is_first_process():
         print_text(note)
-    own = [] if _names_config(typed) else [f"--config={settings}"]
-    return main(["train", recipe, *own, *typed])
+    try:
+        resumed = split_options(typed, ["resume"])[0].get("resume")
+        if resumed is not None and not Path(resumed).is_file():  # a file holds weights, which a new run begins with
+            return main(["train", *typed, f"--recipe={recipe}"])
+        typed = with_config_file(typed, Path(sys.argv[0]).resolve().parent, settings)
+    except UserError as error:
+        print_error(str(error))
+        return EXIT_USER
+    return main(["train", recipe, *typed])
+
+
+def with_config_file(args: Sequence[str], scripts: Path, settings: Path) -> list[str]:
+    """The args with the config file that they name, by its whole path if it is given as Hydra's scripts have it; or
+    with `settings`. `scripts` is the script's folder."""
+    options, rest = split_options(args, ("config-path", "config-name"))
+    if "config" in split_options(args, ("config",))[0]:
+        return list(args)
+    if not options:
+        return [f"--config={settings}", *args]
+    typed = expand_home(options.get("config-path", "."))
+    folder = Path(os.path.abspath(scripts / typed))
+    if not folder.is_dir() and typed.is_dir():
+        raise UserError(
+            f"--config-path is relative to the script's folder, {scripts}, which has no {typed}; write "
+            f"--config-path={shlex.quote(str(typed.absolute()))}"
+        )
+    name = [f"--config-name={options['config-name']}"] if "config-name" in options else []
+    return [f"--config-path={folder}", *name, *rest]
 
 
 def _is_first_process() -> bool:
@@ -32,10 +60,3 @@ def _is_first_process() -> bool:
         return discover(os.environ).rank == 0
     except UserError:  # `main` says what is wrong
         return True
-
-
-def _names_config(args: Sequence[str]) -> bool:
-    try:
-        return bool(split_options(args, CONFIG_FILE)[0])
-    except UserError:  # `main` says what is wrong
-        return False

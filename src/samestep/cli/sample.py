@@ -20,7 +20,9 @@ also of the Hub.
 
 def run(args: Sequence[str]) -> int:
     """Print samples of a trained model."""
-    return run_verb(ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", show_texts, _write), args)
+    return run_verb(
+        ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", show_texts, _write, {}), args
+    )
 
 
 def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.cli.args import CONFIG_OPTIONS, SubmitArgs, named_config_file, options_text, parse_train, read_start
+from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.config.files import ConfigFile, copies_of
 from samestep.core.config.limits import recorded_reads
@@ -50,7 +51,7 @@ that is preempted or reaches its time limit saves, queues again and continues; a
 
 def run(args: Sequence[str]) -> int:
     """Submit, or with --dry-run print the scripts; with --on local, train. Exit code 0: the scheduler has the job."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or asks_for_help(args):
         print_text(HELP + options_text())
         return EXIT_DONE
     submit_args = SubmitArgs.parse(args)

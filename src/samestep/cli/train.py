@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from samestep.cli.help import asks_for_help
 from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
@@ -54,7 +55,7 @@ TORCHRUN_GRACE = 30.0
 
 def run(args: Sequence[str]) -> int:
     """Train; exit code 0 done, 2 user error, 75 preempted and resumable."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, LAUNCH_OPTIONS)

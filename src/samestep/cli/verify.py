@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.cli.args import RecipeArgs
+from samestep.cli.help import asks_for_help
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from samestep.core.output import print_text
@@ -36,7 +37,7 @@ A recipe with several kinds of training has a preset for each (`verify`, `verify
 
 def run(args: Sequence[str]) -> int:
     """Verify; exit code 0 when every check holds, 1 when one fails or proves nothing, 2 user error."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
     recipe_args = RecipeArgs.parse(args, "verify", extra=("kill-seed", "timeout", "keep"))

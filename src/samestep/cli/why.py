@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.cli.args import parse_run
+from samestep.cli.help import asks_for_help
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_text
 from samestep.core.rundir import RunDir
@@ -30,7 +31,7 @@ verdicts:
 
 def run(args: Sequence[str]) -> int:
     """Explain a run; 0 whenever there is a verdict, whatever it is."""
-    if not args or "-h" in args or "--help" in args:
+    if not args or asks_for_help(args):
         print_text(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
     name, as_data = parse_run(args, "why", "json")

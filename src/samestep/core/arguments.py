@@ -1,12 +1,12 @@
 """Sentences for a function that is called with the wrong arguments, and for one that takes others than it will get."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from samestep.core.errors import UserError
+from samestep.core.near_names import did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,6 +98,4 @@ def _mismatch(
         return f"{shown} takes {_listed(signature)}, but was called with {problem}"
     if unknown[0] in instead:
         return f"{shown} has no argument {unknown[0]!r}; {instead[unknown[0]]}"
-    near = difflib.get_close_matches(unknown[0], names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{shown} has no argument {unknown[0]!r}{hint}; it takes {', '.join(names)}"
+    return f"{shown} has no argument {unknown[0]!r}{did_you_mean(unknown[0], names)}; it takes {', '.join(names)}"

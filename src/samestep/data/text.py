@@ -19,9 +19,11 @@ from samestep.core.errors import UserError
 from samestep.data.data_file import DataFile, existing_file
 from samestep.data.records.reading import Records
 from samestep.data.records.rows import Row
-from samestep.data.split import TRAIN, VALIDATION, choose_parts
+from samestep.data.split import TEST, TRAIN, VALIDATION, choose_parts
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".arrow", ".npy", ".npz")
+UNPACKED = ".tokens"
+"""What the names of the files end with that records are unpacked into."""
 _CHUNK = 1 << 22
 
 
@@ -113,9 +115,16 @@ def plain_file(path: str) -> Path:
 
 
 def open_documents(
-    records: Records, *, separator: int, validation_fraction: float, skip_invalid: bool, cache: Path | None = None
-) -> tuple[TokenFile, TokenFile]:
-    """The texts of records for training and for validation: their bytes, and `separator` between documents.
+    records: Records,
+    *,
+    separator: int,
+    validation_fraction: float,
+    test_fraction: float = 0.0,
+    skip_invalid: bool,
+    cache: Path | None = None,
+) -> list[TokenFile]:
+    """The texts of records for training, for validation and for a test (empty unless it has a share): their bytes, and
+    `separator` between documents.
 
     Files are kept in the folder `cache` for the other ranks and later runs; by default that is this user's own folder
     in the temporary directory.
@@ -124,33 +133,39 @@ def open_documents(
     found = [file.stat() for file in records.files]
     # A file's ctime changes with its content, even if someone sets its mtime back.
     version = [(str(f.resolve()), s.st_ino, s.st_size, s.st_ctime_ns) for f, s in zip(records.files, found)]
-    key = repr((version, sorted(records.renamed.items()), separator, validation_fraction, skip_invalid))
+    shares = (validation_fraction, test_fraction) if test_fraction else (validation_fraction,)
+    key = repr((version, sorted(records.renamed.items()), separator, *shares, skip_invalid))
     name = f"{records.files[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    targets = [cache / f"{name}.{part}.tokens" for part in ("train", "validation")]
+    parts = ("train", "validation", "test")[: 1 + len(shares)]
+    targets = [cache / f"{name}.{part}{UNPACKED}" for part in parts]
     if not all(target.exists() for target in targets):
         cache.mkdir(parents=True, exist_ok=True)
-        _unpack(records, separator, validation_fraction, skip_invalid, targets)
+        _unpack(records, separator, shares, skip_invalid, targets)
     sizes = [target.stat().st_size // 2 for target in targets]
     train = TokenFile(targets[0].resolve(), "u2", 0, sizes[0])
-    if sizes[1]:
-        return train, TokenFile(targets[1].resolve(), "u2", 0, sizes[1])
-    edge = _edge(sizes[0], validation_fraction)
-    return train.span(0, edge), train.span(edge, sizes[0])
+    if not sizes[1]:
+        return [train.span(*edges) for edges in _regions(sizes[0], validation_fraction, test_fraction)]
+    held_out = [TokenFile(target.resolve(), "u2", 0, size) for target, size in zip(targets[1:], sizes[1:])]
+    return [train, *held_out, *([] if test_fraction else [train.span(0, 0)])]
 
 
-def _unpack(records: Records, separator: int, fraction: float, skip_invalid: bool, targets: Sequence[Path]) -> None:
-    """Write both files; all into the first where there are too few documents to keep a whole one for validation.
+def _unpack(
+    records: Records, separator: int, shares: Sequence[float], skip_invalid: bool, targets: Sequence[Path]
+) -> None:
+    """Write the files, one for each part; all into the first where there are too few documents to keep a whole one for
+    validation.
 
     Ranks may race here: each writes complete files under its own names; the last rename wins, with equal content.
     """
     digests = [document_digest(text) for text in documents(records, skip_invalid)]
-    is_whole = len(digests) * fraction >= 1
-    part_of = choose_parts(digests, fraction, test=0.0, seed=0) if is_whole else np.full(len(digests), TRAIN)
+    is_whole = len(digests) * shares[0] >= 1
+    validation, test = (*shares, 0.0)[:2]
+    part_of = choose_parts(digests, validation, test, seed=0) if is_whole else np.full(len(digests), TRAIN)
     end = np.array(separator, dtype="u2").tobytes()
     own = [target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") for target in targets]
     try:
         with ExitStack() as stack:
-            files = {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION), own)}
+            files = {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION, TEST), own)}
             for part, text in zip(part_of.tolist(), documents(records, skip_invalid), strict=True):
                 files[part].write(end if files[part].tell() else b"")
                 files[part].write(np.frombuffer(text.encode("utf-8"), dtype="u1").astype("u2").tobytes())
@@ -207,14 +222,16 @@ def origins(tokens: Tokens) -> list[DataFile | np.ndarray]:
     return [tokens.origin] if isinstance(tokens, TokenFile) else [tokens]
 
 
-def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
-    """Two contiguous regions: the head for training, the tail for validation. No row is in both."""
-    edge = _edge(len(tokens), validation_fraction)
-    return part(tokens, 0, edge), part(tokens, edge, len(tokens))
+def split(tokens: Tokens, validation: float, test: float = 0.0) -> list[Tokens]:
+    """Three contiguous regions, of which no row is in two: the head for training, the tail for validation, and what is
+    before the tail for a test, so that validation is the same with and without a test."""
+    return [part(tokens, *edges) for edges in _regions(len(tokens), validation, test)]
 
 
-def _edge(size: int, validation_fraction: float) -> int:
-    return size - round(size * validation_fraction)
+def _regions(size: int, validation: float, test: float) -> list[tuple[int, int]]:
+    tail = size - round(size * validation)
+    head = max(0, tail - round(size * test))
+    return [(0, head), (tail, size), (head, tail)]
 
 
 def part(tokens: Tokens, start: int, stop: int) -> Tokens:

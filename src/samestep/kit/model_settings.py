@@ -20,7 +20,7 @@ class LoraSettings(CheckedConfig):
     """What an adapter adds is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ()
     """The layers that get adapters, by the ends of their names, such as [q_proj, v_proj]; none: all linear layers but
-    the head."""
+    the head. Experts that a library keeps as one tensor are no such layers: they stay as they are."""
     lora_dropout: Annotated[float, Bounds(least=0, below=1)] = 0.0
     """Dropout of an adapter's input in training; its masks are keyed by the sample."""
 

@@ -23,7 +23,8 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 from samestep.core.json_files import Json
 from samestep.data.data_file import existing_file
-from samestep.data.records.reading import Records, is_record_file
+from samestep.data.records.lines import is_record_file
+from samestep.data.records.reading import Records
 from samestep.train.trained.model import Model
 
 T = TypeVar("T")

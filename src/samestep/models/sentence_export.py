@@ -32,32 +32,17 @@ def write_encoder(
     *,
     prompts: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
-    overwrite: bool = False,
     onnx: bool = False,
 ) -> None:
-    """Write the weights of the network that `source` builds, by its own parameter names, and `card` as README.md.
-
-    `source` is the one that was trained, with its projection if it has one. `prompts` replace its own. The folder gets
-    its name when all of it is written; `overwrite` replaces a model that is there. `onnx` adds onnx/model.onnx, in
-    float32.
-    """
-    _refuse_existing(folder, overwrite)
-    if onnx:
-        require_onnx()
-    with torch.device("meta"):
-        encoder = source.network()
-    _check_names(encoder, weights)
+    """A new folder with the files of `write_encoder_files`, which gets its name when all of it is written."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"Choose another folder, or remove it first; {folder} exists.")
     staging = temporary_name(folder)
     try:
         remove_leftovers(folder.parent, folder.name)
         staging.mkdir(parents=True)
-        _write(staging, source, encoder, weights, dict(source.prompts if prompts is None else prompts), dtype, onnx)
-        write_text(staging / "README.md", card)
-        if onnx:
-            network = source.network().float()
-            network.load_state_dict(weights)
-            write_onnx(staging, network, source.max_length)
-        if folder.is_dir() and not any(folder.iterdir()):
+        write_encoder_files(staging, source, weights, card, prompts=prompts, dtype=dtype, onnx=onnx)
+        if folder.is_dir():
             folder.rmdir()
         replace_folder(staging, folder)
     except OSError as error:
@@ -65,6 +50,35 @@ def write_encoder(
         raise UserError(f"Choose a folder with room; {folder} cannot be written ({reason}).") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_encoder_files(
+    folder: Path,
+    source: EncoderSource,
+    weights: Mapping[str, Tensor],
+    card: str,
+    *,
+    prompts: Mapping[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+    onnx: bool = False,
+) -> None:
+    """Write the weights of the network that `source` builds, by its own parameter names, and `card` as README.md, into
+    an empty folder.
+
+    `source` is the one that was trained, with its projection if it has one. `prompts` replace its own. `onnx` adds
+    onnx/model.onnx, in float32.
+    """
+    if onnx:
+        require_onnx()
+    with torch.device("meta"):
+        encoder = source.network()
+    _check_names(encoder, weights)
+    _write(folder, source, encoder, weights, dict(source.prompts if prompts is None else prompts), dtype, onnx)
+    write_text(folder / "README.md", card)
+    if onnx:
+        network = source.network().float()
+        network.load_state_dict(weights)
+        write_onnx(folder, network, source.max_length)
 
 
 def _write(
@@ -159,11 +173,3 @@ def _check_names(encoder: SentenceEncoder, weights: Mapping[str, Tensor]) -> Non
             f"Give the weights of the network that this source builds; {wrong[0]} and {len(wrong) - 1} others are "
             "missing, unknown or of another shape."
         )
-
-
-def _refuse_existing(folder: Path, overwrite: bool) -> None:
-    """Only what looks like a model is ever replaced."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not overwrite or not (folder / MODULES).is_file():
-        raise UserError(f"Choose another folder, or remove it first; {folder} exists.")

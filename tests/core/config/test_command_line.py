@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.config import build
-from samestep.core.config.command_line import Alias, parse_settings, split_args, split_options, switch_takes, takes_any
+from samestep.core.config.command_line import (
+    BACK_TO_DEFAULT,
+    Alias,
+    parse_settings,
+    split_args,
+    split_options,
+    switch_takes,
+    takes_any,
+)
 from samestep.core.errors import UserError
 
 
@@ -110,6 +118,12 @@ def test_args_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
         ("--prompt", "--prompt needs a value; write --prompt=VALUE."),
         ("--prompt --cuda", "--prompt needs a value; write --prompt=--cuda."),
         ("--distributed", "--distributed needs a value"),
+        ("+lrr=3", "There is no setting 'lrr'; did you mean lr"),
+        ("++promt=x", "There is no setting 'promt'; did you mean prompt"),
+        ("~promt", "There is no setting 'promt'; did you mean prompt"),
+        ("~prompt=x", "~prompt=x is not possible; write ~prompt for the default of prompt, or prompt=x."),
+        ("+prompt", "The argument '+prompt' belongs to no setting; write --prompt."),
+        ("~", "There is no setting ''"),
         ("stray", "The argument 'stray' belongs to no setting; write key=value or --key value."),
         ("cuda", "The argument 'cuda' belongs to no setting; write --cuda."),
         ("-cuda", "The argument '-cuda' belongs to no setting; write --cuda."),
@@ -136,6 +150,12 @@ def test_mistakes_are_answered_with_a_sentence(line: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_settings(line.split(), Toy, ALIASES)
     assert str(caught.value).startswith(message)
+
+
+def test_hydras_signs_before_a_setting() -> None:
+    found = parse_settings(["+prompt=+a", "++prompt=~b", "~prompt", "~fp16"], Toy, ALIASES)
+    prompt = [("prompt", text) for text in ("+a", "~b", BACK_TO_DEFAULT)]
+    assert found == [*prompt, ("distributed.mixed_precision", BACK_TO_DEFAULT)]
 
 
 def test_an_alias_for_nothing_is_a_programming_error() -> None:

@@ -167,7 +167,7 @@ def test_a_long_value_is_quoted_in_part() -> None:
         ({"distributed": {"lr": 1}}, "lr"),
         ({"use-projection": 1}, "use_projection"),
         ({"stages": [{"path": "x", "layer": 1}]}, "stages.0.layers"),
-        ({"doubled": 1}, "the settings are"),
+        ({"doubled": 1}, "nor one of a similar name"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest(data: dict[str, Any], near: str) -> None:

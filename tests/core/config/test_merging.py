@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,18 @@ def test_aliases_in_a_file(write: Write) -> None:
             toy(config=write("c.json", f'{{"fp16": true, "distributed": {content}}}'))
 
 
+def test_dotted_aliases_in_a_file(write: Write) -> None:
+    """A section that only aliases stand in need not be one of ours."""
+    aliases = {"teacher.depth": "teacher.layers", "wandb.rate": "lr"}
+    file = write("c.yaml", "teacher: {path: a, depth: 3}\nwandb: {rate: 0.5}")
+    got = compose(Toy, presets=PRESETS, aliases=aliases, config=file)
+    assert (got.teacher, got.lr) == (Teacher("a", 3), 0.5)
+    assert compose(Toy, presets=PRESETS, aliases=aliases, config=file, args=["teacher.depth=4"]).teacher.layers == 4
+    for text in ("wandb: {rate: 0.5, mode: x}", "wandb: 3"):
+        with pytest.raises(UserError, match="There is no setting 'wandb"):
+            compose(Toy, presets=PRESETS, aliases=aliases, config=write("c.yaml", text))
+
+
 def test_a_config_without_the_distributed_section(write: Write) -> None:
     assert compose(Small, args=["x=3"]) == Small(3)
     assert compose(Small, config=write("c.yaml", "x: 4")) == Small(4)
@@ -234,3 +247,33 @@ def test_bad_lines_are_refused_with_a_sentence(args: list[str], message: str) ->
 def test_a_recipe_without_presets_says_so() -> None:
     with pytest.raises(UserError, match="There is no preset 'big'; this recipe has no presets"):
         compose(Small, preset="big")
+
+
+@pytest.mark.parametrize(
+    ("file", "args", "want"),
+    [
+        ("lr: 0.4", ["~lr"], {"lr": 0.1}),
+        ("lr: 0.4", ["~lr", "++lr=0.5"], {"lr": 0.5}),
+        ("lr: 0.4", ["+lr=0.5", "~lr"], {"lr": 0.1}),
+        ("steps: 4", ["~lr"], {"lr": 0.1, "steps": 4}),
+        ("mix: {wiki: 0.5, code: 0.5}", ["~mix"], {"mix": {"wiki": 1.0}}),
+        ("mix: {wiki: 0.5, code: 0.5}", ["~mix.wiki"], {"mix": {"code": 0.5}}),
+        ("steps: 4", ["~mix.wiki", "+mix.code=1"], {"mix": {"code": 1.0}}),
+        ("distributed: {device: cpu}", ["~distributed.device"], {"distributed.device": "class"}),
+        ("defaults: [distributed: fsdp]", ["~distributed"], {"distributed.strategy": "ddp"}),
+        ("preset: tiny", ["~preset"], {"preset": "default", "lr": 0.1}),
+        ("preset: tiny", ["~lr"], {"preset": "tiny", "lr": 0.1, "steps": 2}),
+    ],
+)
+def test_a_setting_goes_back_to_its_default(write: Write, file: str, args: list[str], want: dict[str, Any]) -> None:
+    got = toy(*args, config=write("c.yaml", file))
+    assert {path: attrgetter(path)(got) for path in want} == want
+
+
+def test_an_entry_that_is_not_there_cannot_be_removed(write: Write) -> None:
+    with pytest.raises(UserError, match=r"mix has no entry 'code' to remove; leave ~mix\.code out"):
+        toy("~mix.code", config=write("c.yaml", "steps: 4"))
+
+
+def test_a_resumed_run_gets_the_default_back() -> None:
+    assert override(Toy, dump(Toy(lr=0.7, steps=3)), args=["~lr"]) == Toy(steps=3)

@@ -8,7 +8,7 @@ from prepared_parts import lines, made
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import Prepared
-from samestep.data.prepared.chats import ChatMessage, answers, chat_prompt
+from samestep.data.prepared.chats import ChatMessage, answers, chat_prompt, read_chat
 from samestep.data.tokenizer.subword import train_bpe
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 
@@ -87,7 +87,13 @@ def test_validation_bytes_and_counted_tokens_are_those_of_the_answers(tmp_path: 
     assert found.metadata["val_answer_tokens"] == sum(len(tokens) - prompt for tokens, prompt in kept)
 
 
-@pytest.mark.parametrize("too_long", ["cut", "leave_out"])
+def test_what_is_too_long_is_refused_with_its_line(tmp_path: Path) -> None:
+    records = [{"prompt": "a", "answer": "b"}, {"prompt": "a", "answer": "b" * 99}]
+    with pytest.raises(UserError, match=r"Shorten 1 answers:\n  .*a\.jsonl line 2: it has \d+ tokens"):
+        made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), sequence_length=60, too_long="refuse")
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "drop"])
 def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_long: str) -> None:
     records: list[dict[str, str]] = [pair(i) for i in range(20)]
     records += [{"prompt": "short", "answer": "y" * 100} for _ in range(3)]
@@ -95,7 +101,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_lon
     found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), sequence_length=60, too_long=too_long)
     kept = rows(found, "train") + rows(found, "validation")
     assert all(prompt < len(tokens) <= 60 for tokens, prompt in kept), "never a prompt without an answer"
-    cut = 3 if too_long == "cut" else 0
+    cut = 3 if too_long == "truncate" else 0
     assert len(kept) == 20 + cut
     assert (found.metadata["answers_cut"], found.metadata["answers_left_out"]) == (cut, 5 - cut)
 
@@ -128,9 +134,9 @@ BAD_CHATS = {
     "no answer": (
         [pair(0), {"prompt": "x"}],
         {},
-        "line 2: 'answer' is missing; give the record these two, or 'messages'",
+        "line 2: 'answer' is missing; give the record prompt and answer, or 'messages'",
     ),
-    "not a string": ([pair(0), {"prompt": "x", "answer": 4}], {}, "line 2: 'answer' is no text but 4"),
+    "not a string": ([pair(0), {"prompt": "x", "answer": 4}], {}, "line 2: 'content' of a message is no text but 4"),
     "too short a row": ([pair(i) for i in range(5)], {"sequence_length": 8}, "5 answers did not fit"),
     "no answers": ([{"prompt": f"x{i}", "answer": ""} for i in range(3)], {}, "3 of 3 chats have no answer"),
     "texts": ([{"text": "x"}], {"kind": "chat"}, "line 1: 'prompt' is missing, 'answer' is missing"),
@@ -152,3 +158,36 @@ def test_chats_and_text_are_not_mixed(tmp_path: Path) -> None:
         tmp_path / "t", lines(tmp_path / "a.jsonl", pair(0)), kind="text", columns={"text": "prompt"}, sequence_length=4
     )
     assert as_text.metadata["kind"] == "text"
+
+
+def parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+        {"messages": [{"role": "user", "content": parts("q")}, {"role": "assistant", "content": parts("a")}]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "id": 3},
+        {"instruction": "q", "input": "", "output": "a", "text": "the same as one text"},
+        {"instruction": "q", "output": "a"},
+        {"prompt": "q", "completion": "a"},
+        {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]},
+        {"question": "q", "answer": "a"},
+    ],
+)
+def test_published_layouts(record: dict[str, Any], tmp_path: Path) -> None:
+    assert read_chat(record) == [ChatMessage("user", "q"), ChatMessage("assistant", "a")]
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", record, pair(1), pair(2)))
+    assert found.metadata["kind"] == "chat" and found.metadata["documents"] == 3
+
+
+def test_what_stands_beside_a_chat() -> None:
+    alpaca = {"instruction": "q", "input": "on this", "output": "a"}
+    assert read_chat(alpaca)[0] == ChatMessage("user", "q\n\non this")
+    orca = {"system": "be kind", "question": "q", "answer": "a"}
+    assert [message.role for message in read_chat(orca)] == ["system", "user", "assistant"]
+    with pytest.raises(UserError, match="'content' of a message is no text"):
+        read_chat({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})

@@ -288,3 +288,20 @@ def test_a_missing_library_is_named(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r'pip install "samestep\[datasets\]"'):
         read(tmp_path / name)
+
+
+def test_several_paths_with_weights(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "b.csv", ROWS[:2])
+    records = Records([f"{first}:1", f"{second}:3"])
+    assert [row.source for row in records.rows] == [0] * 5 + [1] * 2
+    assert [row.number for row in records.rows] == list(range(1, 8))
+    assert [origin.path.name for origin in records.origins()] == ["a.jsonl", "b.csv"]
+    assert records.draw_weights([0, 1, 0, 1, 0, 0]) == [1 / 4, 3 / 2, 1 / 4, 3 / 2, 1 / 4, 1 / 4]
+    assert Records([str(first), str(second)]).draw_weights([0, 1]) is None
+    with pytest.raises(UserError, match="of one, none is left for training"):
+        records.draw_weights([0, 0])
+    second.write_text("a,b\n1\n")
+    records = Records([str(first), str(second)])
+    assert records.rows
+    with pytest.raises(UserError, match=r"row 1 \(line 2\) of .*b\.csv: it has 1 values"):
+        records.check()

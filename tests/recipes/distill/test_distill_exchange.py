@@ -85,6 +85,8 @@ def test_export_writes_what_the_last_stage_wrote(run: Path, tmp_path: Path) -> N
     assert f"{found:.4f}" in card and f"{found:.4f}" in (first / "README.md").read_text()
     assert main(["export", str(run), str(second)]) == 2, "it exists"
     assert main(["export", str(run), str(second), "--overwrite", "--dtype", "bf16"]) == 0
+    (second / "samestep.json").unlink()
+    assert main(["export", str(run), str(second), "--overwrite"]) == 2, "anybody could have made it"
 
 
 def test_evaluation_beside_teacher_untrained_student_and_bm25(
@@ -167,6 +169,29 @@ def test_vectors_and_passages_in_python(run: Path, capfd: pytest.CaptureFixture[
             model.embed(refused, **options)
     with pytest.raises(UserError, match="dim from 1 to 24"):
         model.search(TEXTS[0], TEXTS[1:], dim=25)
+
+
+def test_an_exported_folder_in_python(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without the run, its data and its teacher, and wherever the folder was moved."""
+    assert main(["export", str(run), str(tmp_path / "student")]) == 0
+    folder = (tmp_path / "student").rename(tmp_path / "moved")
+    model, known = load(folder), load(run, "last")
+    for is_query in (True, False):
+        found, wanted = (each.embed(TEXTS, is_query=is_query) for each in (model, known))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.embed(TEXTS, dim=12), found[:, :12], rtol=0, atol=0)
+    assert model.search(TEXTS[0], TEXTS[1:]) == known.search(TEXTS[0], TEXTS[1:])
+    assert type(model.network) is type(known.network)
+    assert str(tmp_path) not in (folder / "samestep.json").read_text()
+    with pytest.raises(UserError, match="Give the passages to choose from"):
+        model.search(TEXTS[0])
+    capfd.readouterr()
+    for verb, sentence in (
+        (["evaluate", str(folder)], "Evaluate the run that"),
+        (["export", str(folder), str(tmp_path / "again")], "has that form already"),
+    ):
+        assert main(verb) == 2
+        assert sentence in capfd.readouterr().err
 
 
 @needs_onnx

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from samestep import UserError
-from samestep.recipes.distill.data import DistillData, Text, TextTable, hold_out, sentences_of, share_out
+from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.data import (
+    DistillData,
+    Text,
+    TextTable,
+    hold_out,
+    records_of_phases,
+    sentences_of,
+    share_out,
+)
+from samestep.recipes.distill.lengths import too_long
 from samestep.recipes.distill.models import (
     STUDENT,
     TEACHER,
@@ -68,6 +78,23 @@ def test_all_texts_have_numbers() -> None:
     assert data.texts_of_phase(3)[0] == [[0, 2, 3, 4, 1, 5], [0, 3, 2]], "each once for a source"
 
 
+def test_texts_are_counted_where_that_is_asked_for() -> None:
+    data = replace(data_of(RECORDS), sources=[range(3)], weights=[1.0])
+    assert data.texts_of_phase(4, "texts")[0] == [[0, 2, 3, 4]]
+    assert data.texts_of_phase(99, "texts") == data.texts_of_phase(99)
+    two = data_of(RECORDS).texts_of_phase(6, "texts")[0]
+    assert [len(texts) for texts in two] == [4, 2], "in proportion to the records of a source"
+
+
+def test_records_are_read_until_they_have_the_texts() -> None:
+    config = DistillConfig(phase1_samples="texts", max_samples_phase1=5, skip_phase2=True)
+    assert records_of_phases(config, [RECORDS]) == [2]
+    assert records_of_phases(replace(config, max_samples_phase1=4), [RECORDS]) == [1]
+    assert records_of_phases(replace(config, max_samples_phase1=100), [RECORDS]) == [3]
+    assert records_of_phases(replace(config, skip_phase2=False, max_samples_phase2=3), [RECORDS]) == [3]
+    assert records_of_phases(replace(config, phase1_samples="records", max_samples_phase1=1), [RECORDS]) == [1]
+
+
 def test_sentences_are_texts_of_phase_1_and_of_nothing_else() -> None:
     assert sentences_of(["One is here. Two is there! No."], ["Alone it stands.", "Two is there! One is here."]) == [
         "One is here.",
@@ -81,6 +108,16 @@ def test_sentences_are_texts_of_phase_1_and_of_nothing_else() -> None:
     one = replace(data, sources=[range(3)], weights=[1.0])
     assert one.texts_of_phase(3) == ([[0, 2, 3, 4, 1, 5, 7, 8, 9, 10]], [1.0])
     assert one.rows_of_phase(3) == [[0, 1, 2]]
+
+
+def test_texts_that_are_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    data, numbers = data_of(RECORDS), list(range(6))
+    assert too_long(data, numbers, reading(max_length=3), "drop") == {5}
+    assert "toy: 1 of 6 texts are longer than 3 tokens and were dropped (data.too_long=drop)" in caplog.text
+    assert too_long(data, numbers, reading(max_length=2), "truncate") == set()
+    assert "toy: 2 of 6 texts are longer than 2 tokens and were cut (data.too_long=truncate)" in caplog.text
+    with pytest.raises(UserError, match=r"Shorten 1 of 6 texts of toy, .*\n  'dddd': it has 4 tokens, more than 3"):
+        too_long(data, numbers, reading(max_length=3), "refuse")
 
 
 def test_limits_are_shared_out_by_size() -> None:

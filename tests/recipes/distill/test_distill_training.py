@@ -1,5 +1,6 @@
 """The stages, run for a few steps as a user would."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_another_objective_takes_over_vectors_and_negatives(run: Path, capfd: py
     train(run.parent, "verify-mining", *settings, "stages_from=run", "log.quiet=false", name="second")
     shown = capfd.readouterr().out
     assert shown.count("taken over from") == 3, "teacher, mine, and align, which does not use rank.*"
+
+
+def test_records_that_the_student_cannot_read_whole_are_dropped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = write_records(tmp_path / "records.jsonl", 30)
+    long = [{"query": f"what is long {n}", "positive": "so long " * 40} for n in range(5)]
+    data.write_text("\n".join([data.read_text(), *map(json.dumps, long)]))
+    common = [f"train_data={data}", "data.limit=null", "data.validation_fraction=0.1", "skip_phase1=true", FEW]
+    train(tmp_path, "verify", *common, "data.too_long=drop", "log.quiet=false")
+    shown = capfd.readouterr()
+    assert "1 of 83 texts are longer than 24 tokens and were dropped (data.too_long=drop)" in shown.err
+    assert "28 records with up to 2 negatives" in shown.out, "33 without those of the long text"
+    out = ["--preset", "verify", f"out={tmp_path}", *common, "data.too_long=refuse"]
+    assert main(["train", "distill", *out]) == 2
+    assert "'so long so long" in capfd.readouterr().err
 
 
 def test_skipped_phases(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

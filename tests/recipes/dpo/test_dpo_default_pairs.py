@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pdb_toys import chain
 
+from samestep.cli.new import project_template
 from samestep.data.records.reading import Records
 from samestep.recipes.dpo.default_pairs import (
     FORMERS,
@@ -29,7 +30,7 @@ from samestep.recipes.dpo.families import ReadPairs
 from samestep.recipes.dpo.protein_data import ProteinPair, read_pairs
 from samestep.recipes.dpo.structures import AMINO_ACIDS, BACKBONE, Chain, parse_chains
 
-SCRIPTS = Path(__file__).parents[3] / "scripts" / "dpo"
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 N, CA, C, O = range(4)  # noqa: E741
 
 
@@ -158,6 +159,18 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_script_of_the_default_data(made: Path, tmp_path: Path, run: Run) -> None:
     assert run("make_default_data.py", tmp_path / "new")[0].strip() == str(tmp_path / "new" / "pairs.json")
     assert (tmp_path / "new" / "pairs.json").read_bytes() == made.read_bytes()
+
+
+def test_the_data_of_a_project_are_made_so(tmp_path: Path, run: Run) -> None:
+    """414 records for 3 structures."""
+    name = "test_data_real.json"
+    run("make_default_data.py", tmp_path, "--structures", "3", "--pairs", "138", "--name", name)
+    shipped = project_template("dpo") / "data" / "input"
+    assert {file.name: file.read_bytes() for file in shipped.iterdir()} == {
+        file.name: file.read_bytes() for file in tmp_path.iterdir()
+    }
+    pairs = read_pairs(Records(str(shipped / name)), max_length=200).pairs
+    assert len(pairs) == len({pair.identity() for pair in pairs}) == 414
 
 
 def test_the_script_of_real_pairs(tmp_path: Path, run: Run) -> None:

@@ -78,6 +78,24 @@ def test_all_problems_are_listed_at_once_or_left_out(tmp_path: Path, capfd: pyte
     assert "8 pairs for training, 2 pairs for validation" in said
 
 
+def test_pairs_that_are_too_long_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long = [
+        {"prompt": "ab", "chosen": "x" * 99, "rejected": "yz"},
+        {"prompt": "p" * 99, "chosen": "x", "rejected": "y"},
+    ]
+    data = str(write_records(tmp_path / "a.jsonl", [*text_records(10), long[0]]))
+    dropped = family(train=data, max_length=80, too_long="drop").pairs()
+    assert len(dropped.train) + len(dropped.validation) == 10
+    assert f"{data}: 1 of 11 pairs are longer than 80 tokens and were dropped (data.too_long=drop)" in caplog.text
+    cut = family(train=data, max_length=80, too_long="truncate").pairs()
+    assert len(cut.train) + len(cut.validation) == 11
+    rows = [part[index] for part in (cut.train, cut.validation) for index in range(len(part))]
+    assert max(len(row["prompt"]) + len(row["chosen"]) for row in rows) == 80
+    other = str(write_records(tmp_path / "b.jsonl", [*text_records(10), long[1]]))
+    with pytest.raises(UserError, match="line 11: its prompt or one of its completions has no token"):
+        family(train=other, max_length=80, too_long="truncate").pairs()
+
+
 @pytest.mark.parametrize(
     ("records", "sentence"),
     [([{"text": "a"}], "; it has 'text'"), ([3], "record 1: it is no JSON object")],
@@ -203,3 +221,88 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
+
+
+def test_several_files_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    records = text_records(36)
+    many = write_records(tmp_path / "a.jsonl", records[:30])
+    few = write_records(tmp_path / "b.json", records[30:])
+    pairs = family(train=[f"{many}:1", f"{few}:2"]).pairs()
+    assert pairs.weights is not None
+    numbers = [int(pairs.train[index]["record"]) for index in range(len(pairs.train))]
+    shares = [sum(w for w, n in zip(pairs.weights, numbers) if (n >= 30) is late) for late in (False, True)]
+    assert shares == pytest.approx([1, 2])
+    assert family(train=[str(many), str(few)]).pairs().weights is None
+    command = [
+        "train",
+        "dpo",
+        "--preset",
+        "verify-text",
+        f"out={tmp_path / 'runs'}",
+        f"--train_data=[{many}:1,{few}:2]",
+    ]
+    assert main([*command, "data.limit=null", "max_steps=2", "name=run"]) == 0
+
+
+USER, FIRST, SECOND = says("user", "a"), says("assistant", "b"), says("assistant", "c")
+
+
+@pytest.mark.parametrize(
+    ("record", "pair"),
+    [
+        ({"chosen": "x y one", "rejected": "x y other"}, ("x y", " one", " other")),
+        (
+            {"chosen": "\n\nHuman: Hi\n\nAssistant: I am", "rejected": "\n\nHuman: Hi\n\nAssistant: I see"},
+            ("\n\nHuman: Hi\n\nAssistant:", " I am", " I see"),
+        ),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, ("a", "b", "c")),
+        ({"chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": "a", "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": [USER], "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, ([USER], [FIRST], [SECOND])),
+        ({"prompt": [USER], "chosen": [FIRST], "rejected": [SECOND]}, ([USER], [FIRST], [SECOND])),
+        (
+            {
+                "conversations": [{"from": "human", "value": "a"}],
+                "chosen": {"from": "gpt", "value": "b"},
+                "rejected": {"from": "gpt", "value": "c"},
+            },
+            ([USER], [FIRST], [SECOND]),
+        ),
+        (
+            {
+                "chosen": [USER, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}],
+                "rejected": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, SECOND],
+            },
+            ([USER], [FIRST], [SECOND]),
+        ),
+    ],
+)
+def test_published_layouts(record: dict[str, Any], pair: tuple[Any, Any, Any]) -> None:
+    wanted = TextPair(*(side if isinstance(side, str) else tuple(side) for side in pair))
+    assert read_pair(record) == wanted
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"prompt": "z", "chosen": [USER, FIRST], "rejected": [USER, SECOND]}, "do not begin with 'prompt'"),
+        ({"chosen": [USER, FIRST], "rejected": [says("user", "z"), SECOND]}, "'prompt' is missing"),
+        ({"chosen": "b", "rejected": "c"}, "'prompt' is missing"),
+        (
+            {"prompt": "a", "chosen": [{"role": "assistant", "content": [{"type": "image"}]}], "rejected": "c"},
+            "'content' is no text",
+        ),
+    ],
+)
+def test_layouts_that_say_no_pair(record: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read_pair(record)
+
+
+def test_pairs_without_a_prompt_column_are_trained_on(tmp_path: Path) -> None:
+    records = [
+        {"chosen": f"the number {n} is even", "rejected": f"the number {n} flies", "score_chosen": 1} for n in range(12)
+    ]
+    data = write_records(tmp_path / "a.jsonl", records)
+    command = ["train", "dpo", "--preset", "verify-text", f"out={tmp_path / 'runs'}", f"--train_data={data}"]
+    assert main([*command, "data.limit=null", "max_steps=2", "name=run"]) == 0

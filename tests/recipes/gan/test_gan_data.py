@@ -14,6 +14,7 @@ from samestep.data.chosen_rows import ReadOptions
 from samestep.data.feed import Feed
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
+from samestep.data.order_choice import choose_order
 from samestep.recipes.gan.data import (
     DOMAINS,
     PROOFS,
@@ -24,10 +25,10 @@ from samestep.recipes.gan.data import (
     Texts,
     _load,
     find_domain,
+    groups_of,
     load,
     register_domain,
 )
-from samestep.recipes.gan.task import groups
 from samestep.world.world import World
 
 GENRES = ("fable", "crime", "myth")
@@ -110,7 +111,7 @@ HEADER = "title,genre,human_story\n"
         (HEADER, "has none"),
         (
             HEADER + 'a,b,"c\nd"\n,b,c\na, ,\n',
-            "row 2 (line 4): 'title' is missing\n  row 3 (line 5): 'genre' is empty, 'human_story' is missing",
+            "row 2 (line 4): 'title' is missing\n  row 3 (line 5): 'human_story' is missing",
         ),
         (
             HEADER + "a,b,c\na,b\n\na,b,c,d\n",
@@ -139,7 +140,7 @@ def test_a_bad_jsonl_file_is_named_by_line(tmp_path: Path) -> None:
         "",
         "[1]",
         good.replace('"c"', "3"),
-        good.replace('"genre": "b", ', ""),
+        good.replace('"title": "a", ', ""),
         good.replace('"c"', "null"),
         good.replace('"c"', '"\\ud800"'),
         good.replace("genre", "title"),
@@ -149,7 +150,7 @@ def test_a_bad_jsonl_file_is_named_by_line(tmp_path: Path) -> None:
         "line 2: it is not JSON: Expecting ',' delimiter at column 48",
         'line 4: it is no JSON object such as {"text": ...}',
         "line 5: 'human_story' is no text but 3",
-        "line 6: 'genre' is missing; it has 'title', 'human_story'",
+        "line 6: 'title' is missing; it has 'genre', 'human_story'",
         "line 7: 'human_story' is missing",
         "line 8: 'human_story' holds half of a surrogate pair",
         "line 9: it cannot be read as JSON: the key 'title' comes twice",
@@ -185,10 +186,39 @@ def test_length_filters_say_what_they_left_out(tmp_path: Path) -> None:
     assert len(kept) == 10 and all(lengths[4] <= len(record.human) <= lengths[-3] for record in kept)
     assert texts.selection == (
         f"10 of 20 records of {path} (stories); left out: 4 shorter than {lengths[4]} characters, "
-        f"2 longer than {lengths[-3]} characters, 4 beyond data.limit"
+        f"4 beyond data.limit; 2 of 20 human texts are longer than {lengths[-3]} characters and were dropped "
+        "(data.too_long=drop)"
     )
     with pytest.raises(UserError, match=r"0 of 20 records of .*; left out: 20 shorter than 500 characters\."):
         load(DataConfig(path, min_story_length=500), seed=0)
+
+
+def test_texts_that_are_too_long_are_cut_or_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", stories())
+    most = max(len(row["human_story"]) for row in stories()) - 2
+    cut = load(DataConfig(path, max_story_length=most, too_long="truncate"), seed=0)
+    assert {record.human for record in everything(cut)} == {row["human_story"][:most] for row in stories()}
+    assert cut.selection.endswith(
+        f"2 of 20 human texts are longer than {most} characters and were cut (data.too_long=truncate)"
+    )
+    with pytest.raises(UserError, match=rf"Fix 2 of 20 .*\n  row 19 .*: it has {most + 1} characters"):
+        load(DataConfig(path, max_story_length=most, too_long="refuse"), seed=0)
+    with pytest.raises(UserError, match=r"a paragraph of .* is too long"):
+        load(DataConfig(max_story_length=9, too_long="refuse"), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_story_without_a_genre_is_one_too(kind: str, tmp_path: Path) -> None:
+    rows = [{**row, "genre": ""} for row in stories(3)] + stories(3)[:1]
+    path = write_csv(tmp_path / "a.csv", rows) if kind == "csv" else write_jsonl(tmp_path / "a.jsonl", rows)
+    texts = load(DataConfig(path, "creative_writing"), seed=0)
+    assert texts.domain == STORIES and len(everything(texts)) == 4
+    assert sorted(record.group for record in everything(texts)) == ["fable", *["no genre"] * 3]
+    assert {record.prompt for record in everything(texts) if record.group == "no genre"} == {
+        f"Write a short story.\nTitle: T{n}\n\nStory:\n" for n in range(3)
+    }
+    without = [{name: row[name] for name in ("title", "human_story")} for row in stories(3)]
+    assert load(DataConfig(write_jsonl(tmp_path / "b.jsonl", without)), seed=0).train.groups == ["no genre"]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +291,9 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_feed_leads_back_to_its_records(workers: int, tmp_path: Path) -> None:
     rows = load(DataConfig(write_csv(tmp_path / "a.csv", stories())), seed=0).train
-    feed = Feed(rows, Sequential(len(rows), 4), World.single(), micro_rows=4, length=4, collate=groups, workers=workers)
+    feed = Feed(
+        rows, Sequential(len(rows), 4), World.single(), micro_rows=4, length=4, collate=groups_of, workers=workers
+    )
     batch = feed[1].batches[0]
     records = rows.of_batch(batch["ids"])
     assert records == rows.records[4:8]
@@ -295,7 +327,18 @@ def test_which_domain() -> None:
     with pytest.raises(UserError, match=r"Set data\.domain; f has the columns of 'stories', 'proofs'"):
         find_domain(both, "f")
     assert find_domain(both, "f", "proofs") == PROOFS
-    with pytest.raises(UserError, match="one of 'stories', 'proofs', 'pydoc', or to null; it is 'x'"):
+    with pytest.raises(UserError, match="'pydoc', 'creative_writing', or to null; it is 'x'"):
         find_domain(both, "f", "x")
-    with pytest.raises(UserError, match="lacks 'genre', 'human_story', and has 'title'"):
+    with pytest.raises(UserError, match="lacks 'human_story', and has 'title'"):
         find_domain({"title"}, "f", "stories")
+
+
+def test_several_files_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    many, few = write_csv(tmp_path / "a.csv", stories(20)), write_jsonl(tmp_path / "b.jsonl", stories(26)[20:])
+    assert load(DataConfig([many, few]), seed=0).train.order() is None
+    texts = load(DataConfig([f"{many}:1", f"{few}:1"]), seed=0)
+    records = texts.train.records
+    order = choose_order(texts.train, texts.train.order(), 8, 0)
+    drawn = [records[index].source for step in range(300) for _, index in order.ids(step)]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.03)
+    assert len(everything(texts)) == 26 and f"{many}, {few}" in texts.selection

@@ -43,17 +43,28 @@ def write_stories(path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def adversaries(world: World, strategy: str = "lone", size: int = 5, **changes: Any) -> Adversaries:
+def write_pairs(path: Path) -> None:
+    rows = [
+        {"title": f"P{number}", "genre": "tale", "human_story": f"I fed {number} dogs.", "generated": "x" * number * 3}
+        for number in range(4, 9)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def adversaries(
+    world: World, strategy: str = "lone", size: int = 5, pairs: bool = False, **changes: Any
+) -> Adversaries:
     folder = new_folder(world)
     if world.is_main:
         write_stories(folder / "stories.jsonl")
+        write_pairs(folder / "pairs.jsonl")
     world.gather(None)
     config = GanConfig(
         data=DataConfig(path=str(folder / "stories.jsonl"), validation_fraction=0.4),
         generator=PlayerConfig(network=NETWORK),
         judge=PlayerConfig(network=NETWORK),
         writing=GenerationConfig(max_new_tokens=7),
-        benchmark=BenchmarkConfig(size=size),
+        benchmark=BenchmarkConfig(size=size, pairs=str(folder / "pairs.jsonl") if pairs else None),
         distributed=Distributed(strategy="fsdp" if strategy == "fsdp" else "ddp", dtype="float64"),
         **{
             "judging": JudgeConfig(max_tokens=12),
@@ -80,14 +91,14 @@ def after_steps(task: Adversaries, steps: int) -> dict[str, float]:
 
 @cache
 def of_one_process(size: int, steps: int) -> dict[str, float]:
-    return after_steps(adversaries(World.single(), size=size), steps)
+    return after_steps(adversaries(World.single(), size=size, pairs=True), steps)
 
 
 def same_at_any_world_size(world: World, strategy: str) -> None:
     """Also with fewer records than ranks."""
     for size, steps in ((5, 2), (2, 1)):
         expected = of_one_process(size, steps)
-        found = after_steps(adversaries(world, strategy, size), steps)
+        found = after_steps(adversaries(world, strategy, size, pairs=True), steps)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
         assert list(found) == list(expected)
         assert all(other == found for other in world.gather(found))
@@ -281,6 +292,23 @@ def test_no_benchmark() -> None:
     task = adversaries(World.single(), size=0)
     assert after_steps(task, 1) == {}
     assert "baseline" not in task.state
+
+
+def test_a_file_of_pairs_tracks_the_judge_alone() -> None:
+    task = adversaries(World.single(), size=0, pairs=True)
+    before = task.validate(tick(0))
+    assert {name.partition("/")[0] for name in before} == {"pairs"}
+    assert before["pairs/failures"] == 0
+    with torch.no_grad():
+        for weight in task.generator.module.parameters():
+            weight.mul_(-1)
+    assert task.validate(tick(0)) == before, "the texts are those of the file"
+    with torch.no_grad():
+        for number, weight in enumerate(task.judge.module.parameters()):
+            weight.normal_(generator=torch.Generator().manual_seed(number))
+    after = task.validate(tick(0))
+    assert after != before
+    assert after.keys() == before.keys()
 
 
 def test_collapse_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

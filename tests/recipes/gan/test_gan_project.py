@@ -10,6 +10,7 @@ import pytest
 from player_folders import player_folder
 from projects import make_project, really, typed
 from samestep.core.json_files import read_json
+from samestep.recipes.gan.data import STORIES, DataConfig, load
 from samestep.train.api import recipe_registry
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,6 +31,7 @@ def test_defaults(project: Path) -> None:
     assert config.model_name == "meta-llama/Llama-3.2-1B-Instruct"
     assert (config.data.path, config.data.domain) == ("data/stories.csv", None)
     assert (config.data.min_story_length, config.data.max_story_length) == (100, 500)
+    assert config.data.too_long == "truncate"
     assert (config.batch_size, config.global_batch_size, config.accumulation) == (32, None, 1)
     assert (config.epochs, config.max_steps, config.learning_rate) == (100, None, 1e-5)
     assert (config.writing.max_new_tokens, config.judging.answer_tokens) == (512, 1024)
@@ -53,6 +55,7 @@ def test_defaults(project: Path) -> None:
             {"batch_size": 8, "checkpoint.weights": True, "checkpoint.every_steps": 10},
         ),
         ("python llm_gan/train/clean_train.py", None, {}),
+        ("torchrun --nproc_per_node=2 --log_level=INFO train_ddp.py", "2 --log_level=INFO", {}),
         (
             "python train_ddp.py --domain creative_writing --use_ppo --clip_eps 0.3 --project_name p --run_name r "
             "--benchmark_freq 7",
@@ -64,7 +67,7 @@ def test_defaults(project: Path) -> None:
 def test_commands_as_typed(project: Path, command: str, nproc: str | None, changed: dict[str, Any]) -> None:
     found = typed(command, project)
     assert found.done.returncode == 0, found.done.stderr
-    assert found.launchers == ([("torchrun", [f"--nproc_per_node={nproc}"])] if nproc else [])
+    assert found.launchers == ([("torchrun", f"--nproc_per_node={nproc}".split())] if nproc else [])
     config = found.config()
     for name, value in changed.items():
         part: Any = config
@@ -106,6 +109,13 @@ def test_stories_of_the_project_fit_its_settings(project: Path) -> None:
     assert len(stories) >= 16
     assert all(100 <= len(story["human_story"]) <= 500 for story in stories)
     assert "mystery" in {story["genre"] for story in stories}
+    without_genre = [story for story in stories if not story["genre"]]
+    assert len(without_genre) == 2
+    texts = load(DataConfig(str(project / "data" / "stories.csv"), "creative_writing"), seed=0)
+    assert texts.domain is STORIES
+    assert len(texts.train) + len(texts.validation) == len(stories)
+    found = next(record for record in texts.train.records + texts.validation.records if record.group == "no genre")
+    assert "Genre" not in found.prompt
 
 
 def test_it_trains_and_writes_the_files_that_people_look_for(tmp_path: Path) -> None:

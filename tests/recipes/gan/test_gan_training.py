@@ -238,3 +238,11 @@ def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
     assert launch("killed", KILL_MARK=str(tmp_path / "mark")) == [0, 0]
     assert metrics("killed") == metrics("whole")
     assert rollouts(tmp_path, "killed") == rollouts(tmp_path, "whole")
+
+
+def test_pairs_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.csv").write_text("title,paragraph,genrated\na,b,c\n")
+    command = ["train", "gan", "--preset", "verify", f"out={tmp_path}", f"benchmark.pairs={tmp_path / 'pairs.csv'}"]
+    assert main(command) == 2
+    assert "generated" in capsys.readouterr().err
+    assert not (tmp_path / "gan-verify-1").exists()

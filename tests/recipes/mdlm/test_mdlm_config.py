@@ -18,6 +18,7 @@ from samestep.train.record.plan import global_batch
     [
         (DataConfig, {"sequence_length": 0}, "sequence_length must be a whole number of at least 1 or null, not 0"),
         (DataConfig, {"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1, not 1.0"),
+        (DataConfig, {"test_fraction": 0.9}, "validation_fraction and data.test_fraction to less than 1 together"),
         (DataConfig, {"limit": 0}, "limit must be a whole number of at least 1 or null, not 0"),
         (ObjectiveConfig, {"least": 1.0}, "below 1"),
         (ObjectiveConfig, {"cut_rows": -0.1}, "cut_rows must be a number of at least 0 and at most 1, not -0.1"),

@@ -15,7 +15,7 @@ from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.pydoc_topics import pydoc_text
-from samestep.data.token_rows import AnswerRows, TextRows, rounded_width
+from samestep.data.token_rows import AnswerRows, TextRows, TokenRows, rounded_width
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, data_tokenizer, load, row_length
 
@@ -59,6 +59,45 @@ def test_a_limit_takes_the_beginning_of_either_text(tmp_path: Path, text: bytes)
         corpus = load(DataConfig(path=path, sequence_length=16, limit=1610))
         assert bytes(corpus.train.tokens[:]) == text[:1449]
         assert bytes(corpus.validation.tokens[:]) == text[1449:1610]
+
+
+def test_a_test_part_shortens_training_only(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(text)
+    for path in (None, str(tmp_path / "a.txt")):
+        without, corpus = (load(DataConfig(path=path, test_fraction=share)) for share in (0.0, 0.2))
+        assert without.test is None and corpus.test is not None
+        assert bytes(corpus.validation.tokens[:]) == bytes(without.validation.tokens[:])
+        joined = bytes(corpus.train.tokens[:]) + bytes(corpus.test.tokens[:])
+        assert joined == bytes(without.train.tokens[:]) and corpus.test.size == round(0.2 * len(text))
+        record = corpus.describe()
+        assert record["test_tokens"] == corpus.test.size and record["tokens"] == without.describe()["tokens"]
+    (tmp_path / "b.txt").write_bytes(text[:40])
+    with pytest.raises(UserError, match=r"raise data\.test_fraction above 0\.001: of the 40 tokens"):
+        load(DataConfig(path=str(tmp_path / "b.txt"), sequence_length=8, test_fraction=0.001))
+
+
+def texts_in(rows: TokenRows) -> set[tuple[int, ...]]:
+    """The questions with their answers, or the documents, in rows."""
+    if isinstance(rows, AnswerRows):
+        return {tuple(row["tokens"][: row["length"]].tolist()) for row in map(rows.__getitem__, range(len(rows)))}
+    assert isinstance(rows, TextRows)
+    tokens = rows.tokens[:]
+    return {tuple(part[part != BYTES.eos].tolist()) for part in np.split(tokens, np.flatnonzero(tokens == BYTES.eos))}
+
+
+def test_a_test_part_of_records_and_of_questions(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {number} of many"}) for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    for path, size in ((str(tmp_path / "a.jsonl"), 32), (QUESTIONS, 128)):
+        without, corpus = (
+            load(DataConfig(path=path, sequence_length=size, test_fraction=share), tmp_path) for share in (0.0, 0.25)
+        )
+        assert corpus.test is not None
+        train, validation, test = map(texts_in, (corpus.train, corpus.validation, corpus.test))
+        assert validation == texts_in(without.validation)
+        assert train | test == texts_in(without.train) and not train & test
+        assert 0.2 < len(test) / len(train | test | validation) < 0.3
+        assert (corpus.test_bytes_per_token < 1) == (path == QUESTIONS), "an answer's end is a token"
 
 
 def test_a_text_shorter_than_a_row_is_refused(tmp_path: Path) -> None:

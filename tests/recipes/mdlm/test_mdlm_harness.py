@@ -221,6 +221,8 @@ def test_tasks_that_run_code_are_refused_before_the_weights_are_read_unless_they
     Path("run.py").write_text(RUN)
     shape = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=16, max_sequence_length=64)
     trained = Trained("mdlm", recipe, MdlmConfig(model=shape, samples_at_end=0), Path("gone"), tmp_path)
+    with pytest.raises(UserError, match="Name tasks for gone, --tasks NAME"):
+        evaluate(trained, EvaluationOptions(), World.single())
     Path("more.yaml").write_text("include: program.yaml\ntask: more\n")
     Path("several.yaml").write_text("group: several\ntask: [program]\n")
     for name in ("program", "more", "several"):
@@ -239,7 +241,7 @@ def test_tasks_that_run_code_are_refused_before_the_weights_are_read_unless_they
     ("args", "sentence"),
     [
         (["--tasks=x"], "needs a run, a checkpoint or a model folder first"),
-        (["a"], "Name at least one task"),
+        (["a", "--limit=2"], "Name the tasks that --limit is for: --tasks NAME,...; or leave it out."),
         (["a", "--tasks=x", "--limit=0"], "limit must be a whole number of at least 1"),
         (["a", "--tasks=x", "--draws=many"], "--draws must be a whole number"),
         (["a", "--tasks=x", "--include_path=nowhere"], "Give --include_path a folder with task files"),

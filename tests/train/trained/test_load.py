@@ -170,6 +170,10 @@ def test_a_learner_goes_out_as_one_file_and_comes_back(inside: Path, capsys: pyt
     about = {"recipe": RECIPE, "stage": "both", "step": 2, "learner": "critic"}
     assert {**record, "config": 0} == {**about, "config": 0, "files": ["README.md", "critic.safetensors"]}
     assert record["config"]["width"] == 4
+    assert record["config"]["data"] == "data.txt", "not where it was on this machine"
+    with pytest.raises(samestep.UserError, match=r"No such file or directory: 'data.txt'\); put back the files"):
+        _ = samestep.load("out").network
+    Path("data.txt").write_text("found here")
     assert same(samestep.load("out").network.state_dict(), plain.state_dict())
     assert main(["export", "on_1", "half.safetensors", "--learner", "encoder", "--dtype", "bf16"]) == 0
     with safe_open("half.safetensors", "pt") as file:
@@ -180,11 +184,18 @@ def test_a_learner_goes_out_as_one_file_and_comes_back(inside: Path, capsys: pyt
     assert same(load_file("half.safetensors"), saved(inside, 6, "encoder"))
 
 
-def test_weight_files_are_those_that_the_run_wrote(inside: Path) -> None:
+def test_weight_files_are_those_that_the_run_wrote(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "on_1", "files", "--weights", "--which", "4"]) == 0
     for name in ("critic_step_4.pt", "encoder_step_4.pt"):
         ours, theirs = torch.load(f"files/{name}"), torch.load(f"runs/on_1/weights/both/{name}")
         assert same(ours, theirs)
+    again = ["export", "on_1", "files", "--weights", "--which", "4"]
+    assert main(again) == 2 and "replace it with --overwrite" in capsys.readouterr().err
+    assert main([*again, "--overwrite"]) == 0, "they are marked"
+    shutil.copy("runs/on_1/weights/both/critic_step_4.pt", "files/critic_step_4.pt")
+    for more in ([], ["--overwrite"]):
+        assert main([*again, "--learner", "critic", *more]) == 2, "what a run wrote is no export"
+        assert "critic_step_4.pt exists and was not exported by samestep" in capsys.readouterr().err
     assert main(["export", "on_1", "files", "--weights", "--learner", "critic"]) == 0
     assert sorted(path.name for path in Path("files").iterdir()) == [
         "critic_step_4.pt",

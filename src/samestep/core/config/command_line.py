@@ -1,14 +1,19 @@
-"""Command-line args as settings: `key=value`, `--key value`, `--key=value`, `--flag` and `--no-flag`.
+"""Command-line args as settings: `key=value`, `--key value`, `--key=value`, `--flag` and `--no-flag`; and Hydra's
+`+key=value`, `++key=value` (the same as `key=value`, since every setting exists) and `~key` (back to the default).
 
 A value is data, never an expression. Any text is legal, also `Hello, world`, `a=b`, `<x>` and `${x}`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, is_flag, listed, locate, paths_of, unknown_setting
+from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, is_flag, listed, locate, paths_of
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
+
+BACK_TO_DEFAULT: Final = object()
+"""In place of a setting's value: whatever presets and files say, it has its default."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Alias:
 def parse_settings(
     args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias] | None = None
 ) -> list[tuple[str, Any]]:
-    """The settings in `args`, in order: (dotted name, text), or a boolean for a bare flag."""
+    """The settings in `args`, in order: (dotted name, text), a boolean for a bare flag, or BACK_TO_DEFAULT."""
     return [target.setting(value) for target, value in _parse(args, cls, aliases or {})]
 
 
@@ -49,7 +54,7 @@ def aliases_used(args: Sequence[str], cls: type, aliases: Mapping[str, str | Ali
     return {target.alias.path: target.name for target in targets if target.alias.path not in own}
 
 
-def _parse(args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias]) -> list[tuple["_Target", str | bool]]:
+def _parse(args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias]) -> list[tuple["_Target", Any]]:
     names = _Names(cls, aliases)
     found = split_args(args, names.takes)
     return [_parse_option(each, names) if each.is_option else _parse_pair(each.args[0], names) for each in found]
@@ -141,8 +146,8 @@ class _Target:
     flag: bool
     is_alias: bool = False
 
-    def setting(self, value: str | bool) -> tuple[str, Any]:
-        return self.alias.path, self.alias.translate(self.name, value)
+    def setting(self, value: Any) -> tuple[str, Any]:
+        return self.alias.path, value if value is BACK_TO_DEFAULT else self.alias.translate(self.name, value)
 
 
 class _Names:
@@ -185,17 +190,30 @@ class _Names:
         return unknown_setting(name, [*self.paths, *self.aliases])
 
 
-def _parse_pair(arg: str, names: _Names) -> tuple[_Target, str | bool]:
-    """`key=value`."""
-    key, equals, value = arg.partition("=")
+def _parse_pair(arg: str, names: _Names) -> tuple[_Target, Any]:
+    """`key=value`, also with Hydra's `+` or `++` before it; or `~key`."""
+    if arg.startswith("~"):
+        return _parse_removal(arg[1:], names), BACK_TO_DEFAULT
+    key, equals, value = arg.removeprefix("+").removeprefix("+").partition("=")
     if not equals:
-        target = names.find(arg.lstrip("-"))
+        target = names.find(arg.lstrip("-+"))
         hint = f"--{target.name}" if target else "key=value or --key value"
         raise UserError(f"The argument {arg!r} belongs to no setting; write {hint}.")
     target = names.find(key)
     if target is None:
         raise names.unknown(key)
     return target, value
+
+
+def _parse_removal(key: str, names: _Names) -> _Target:
+    """What follows `~`."""
+    name, equals, value = key.partition("=")
+    target = names.find(name)
+    if target is None:
+        raise names.unknown(name)
+    if equals:
+        raise UserError(f"~{key} is not possible; write ~{name} for the default of {name}, or {name}={value}.")
+    return target
 
 
 def _parse_option(given: Argument, names: _Names) -> tuple[_Target, str | bool]:

@@ -27,9 +27,9 @@ from samestep.core.config.schema import (
     members,
     paths_of,
     types_of,
-    unknown_setting,
     without_null,
 )
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
 
 T = TypeVar("T")

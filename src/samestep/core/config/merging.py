@@ -6,11 +6,12 @@ stands for the settings of its file, in the layer that chooses it, and replaces 
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from samestep.core.config.command_line import Alias, aliases_used, parse_settings
+from samestep.core.config.command_line import BACK_TO_DEFAULT, Alias, aliases_used, parse_settings
 from samestep.core.config.conversion import build, parse_inline_yaml
 from samestep.core.config.files import (
     PACKAGE_CONF,
@@ -33,14 +34,14 @@ from samestep.core.config.schema import (
     listed,
     locate,
     members,
-    nearest,
     paths_of,
     plain,
     section,
     types_of,
-    unknown_setting,
 )
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
+from samestep.core.near_names import nearest
 
 T = TypeVar("T")
 Settings = list[tuple[str, Any]]
@@ -108,6 +109,9 @@ class SettingsTree:
         found = locate(self.paths, path)
         assert found is not None, path
         field, key = found
+        if value is BACK_TO_DEFAULT:
+            self._remove(field, key)
+            return
         node = self.data
         *parents, name = field.split(".")
         for parent in parents:
@@ -121,6 +125,20 @@ class SettingsTree:
                 node[name] = {}
         else:
             node[name] = value
+
+    def _remove(self, field: str, key: str | None) -> None:
+        """Forget what was set so far; of a mapping field with a key, only this entry."""
+        node: Any = self.data
+        *parents, name = field.split(".")
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, dict) else None
+        if key is not None:
+            entries = self._entries(node.get(name) if isinstance(node, dict) else None, field)
+            if key not in entries:
+                raise UserError(f"{field} has no entry {key!r} to remove; leave ~{field}.{key} out.")
+            self._set(field, {name: entry for name, entry in entries.items() if name != key})
+        elif isinstance(node, dict):
+            node.pop(name, None)
 
     def _entries(self, value: Any, field: str) -> dict[str, Any]:
         """The entries of a mapping field to which one is added: those set so far, or else the default ones."""
@@ -226,20 +244,27 @@ def read_layers(
         loaded = load_config_file(source, command_line.choices, search)
         file = _file_layer(cls, replace(loaded, data=_without_aliases(cls, loaded.data, aliases)))
     name = _preset_name(cls, presets, preset, command_line, file)
-    given = {path for path, _ in (*file.settings, *command_line.settings)}
+    reset = _reset(command_line)
+    given = {path for path, _ in (*file.settings, *command_line.settings)} - reset
     preset_layer = _preset_layer(cls, presets.get(name or "", {}), given)
     layers = [_base_layer(cls), preset_layer, file, command_line]
     if name is not None and "preset" in types_of(cls):
         layers.append(_Layer([("preset", name)]))
-    in_file = {path: f"in {source.name}" for path, _ in file.settings} if source else {}
+    in_file = {path: f"in {source.name}" for path, _ in file.settings if path not in reset} if source else {}
     return Layers(cls, layers, search, {**in_file, **given_by_args(cls, aliases, args)})
 
 
 def given_by_args(cls: type, aliases: Aliases, args: Sequence[str]) -> Given:
     """What the user gave on the command line."""
     other_names = aliases_used(args, cls, aliases)
-    settings = _layer(cls, parse_settings(args, cls, aliases)).settings
-    return {path: f"--{other_names[path]}" if path in other_names else TYPED for path, _ in settings}
+    given = _layer(cls, parse_settings(args, cls, aliases))
+    paths = [path for path in dict(given.settings) if path not in _reset(given)]
+    return {path: f"--{other_names[path]}" if path in other_names else TYPED for path in paths}
+
+
+def _reset(layer: _Layer) -> set[str]:
+    """The settings that a command line puts back to their defaults."""
+    return {path for path, value in dict(layer.settings).items() if value is BACK_TO_DEFAULT}
 
 
 def merge(
@@ -288,12 +313,12 @@ def _file_layer(cls: type, loaded: LoadedFile) -> _Layer:
 
 def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> dict[str, Any]:
     """The content of a file, with the settings themselves in place of names that people know from other programs."""
-    fields = types_of(cls)
-    found = {name: value for name, value in data.items() if name in fields or name not in aliases}
-    for name in data.keys() - found.keys():
-        given = aliases[name]
+    found, fields = deepcopy(dict(data)), paths_of(cls)
+    for name, given in aliases.items():
+        value = None if name in fields else _taken(found, name)
+        if value is None:
+            continue
         alias = Alias(given) if isinstance(given, str) else given
-        value = data[name] if alias.values is None else alias.translate(name, _as_text(data[name]))
         *parents, field_name = alias.path.split(".")
         node = found
         for parent in parents:
@@ -301,7 +326,19 @@ def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> di
             if not isinstance(inner, Mapping):
                 raise UserError(f"{parent} must be a section with settings, not {inner!r}")
             node[parent] = node = dict(inner)
-        node.setdefault(field_name, value)
+        node.setdefault(field_name, value[0] if alias.values is None else alias.translate(name, _as_text(value[0])))
+    return found
+
+
+def _taken(data: dict[str, Any], name: str) -> tuple[Any] | None:
+    """The value of a name, which may be dotted, taken out of nested data; a section that had no other is gone too."""
+    if name in data:
+        return (data.pop(name),)
+    first, _, rest = name.partition(".")
+    inner = data.get(first)
+    found = _taken(inner, rest) if rest and isinstance(inner, dict) else None
+    if found and not inner:
+        del data[first]
     return found
 
 
@@ -330,6 +367,9 @@ def _preset_name(cls: type, presets: Presets, given: str | None, command_line: _
     """The preset that the command line, the caller, the file or the class chooses, in this order, if one does. A class
     with a function `default_preset(settings)` chooses by the other settings of file and command line."""
     by_file, by_line = dict(file.settings), dict(command_line.settings)
+    for path in _reset(command_line):
+        del by_line[path]
+        by_file.pop(path, None)
     own = next((default_of(field) for field in init_fields(cls) if field.name == "preset"), None)
     choose = getattr(cls, "default_preset", None)
     own = choose({**by_file, **by_line}) if choose else own

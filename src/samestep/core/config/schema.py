@@ -1,8 +1,7 @@
-"""The fields of a config class: names, types, defaults and meanings; and the nearest names to a misspelled one."""
+"""The fields of a config class: names, types, defaults and meanings."""
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import math
 import textwrap
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, Union, cast, get_args, get_origin
 
 from samestep.core.config.bounds import bare, bounds_of
-from samestep.core.errors import UserError
 
 MISSING = dataclasses.MISSING  # a field without a default
 NULL = type(None)
@@ -144,10 +142,6 @@ def listed(names: Iterable[str], last: str = "and") -> str:
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
-_MIN_SIMILARITY = 0.6  # least similarity of a name that is suggested for an unknown one
-_MAX_SUGGESTED = 3
-
-
 @dataclass(frozen=True)
 class FieldDoc:
     """One field that can be set: its path, type, default and meaning."""
@@ -248,29 +242,6 @@ def _docs_in_source(cls: type) -> dict[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
-
-
-def unknown_setting(path: str, names: Iterable[str]) -> UserError:
-    """The error for a setting that does not exist; it suggests the nearest names."""
-    names = list(names)
-    near = nearest(path, names)
-    if near:
-        return UserError(f"There is no setting {path!r}; did you mean {listed(near, 'or')}?")
-    top = [name for name in names if "." not in name]
-    return UserError(f"There is no setting {path!r}; the settings are {listed(top)}.")
-
-
-def nearest(path: str, names: Iterable[str]) -> list[str]:
-    """The names most similar to `path`, by the full name or its last part, so that `backend` finds `x.backend`."""
-    wanted = path.replace("-", "_").lower()
-
-    def similarity(name: str) -> float:
-        full = difflib.SequenceMatcher(None, wanted, name.lower()).ratio()
-        last = difflib.SequenceMatcher(None, wanted.rpartition(".")[2], name.lower().rpartition(".")[2]).ratio()
-        return max(full, last)
-
-    scored = sorted(((similarity(name), name) for name in names), key=lambda pair: -pair[0])
-    return [name for score, name in scored[:_MAX_SUGGESTED] if score >= _MIN_SIMILARITY]
 
 
 def defaults_of(cls: type, base: Any = None) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from samestep.data.prepared import ROWS
 from samestep.data.prepared.sources import TextSource
 from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
 from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
-from samestep.data.records.reading import text_fault
+from samestep.data.records.chats import CHAT_COLUMNS, LISTS, PAIRS, find_messages
+from samestep.data.records.reading import SHOWN, text_fault
+from samestep.data.records.too_long import LengthLimit, TooLong
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
 ANSWERS = "assistant"
 """The role whose messages are the answers."""
-_COLUMNS = ("messages", "prompt", "answer")
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,13 @@ class ChatRow:
     """Bytes of the answer as text."""
 
 
-def has_chat(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like a chat."""
-    return "messages" in record or {"prompt", "answer"} <= record.keys()
-
-
 def read_chat(record: Mapping[str, Any]) -> list[ChatMessage]:
-    """The messages of a record: its `messages`, or its prompt and answer."""
-    messages: Any = record.get("messages")
+    """The messages of a record, in any of the layouts that `data.records.chats` lists."""
+    messages = find_messages(record)
     if messages is None:
-        if wrong := [f"{name!r} {fault}" for name in _COLUMNS[1:] if (fault := _fault(record.get(name)))]:
-            raise UserError(f"{', '.join(wrong)}; give the record these two, or 'messages'")
-        messages = [{"role": role, "content": record[name]} for role, name in zip(("user", ANSWERS), _COLUMNS[1:])]
+        wanted = PAIRS[0] if "messages" not in record else ("messages",)
+        wrong = [f"{name!r} {_fault(record.get(name))}" for name in wanted if _fault(record.get(name))]
+        raise UserError(f"{', '.join(wrong)}; give the record {' and '.join(PAIRS[0])}, or 'messages'")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UserError('\'messages\' is no list such as [{"role": "user", "content": ...}]')
     for name in ("role", "content"):
@@ -109,8 +105,8 @@ class Chats:
     """Chats: each answer is a row of its own, with all earlier turns as its prompt."""
 
     sources: Sequence[TextSource]
-    cut: bool
-    """Whether an answer that is too long is cut; if not, it is left out."""
+    too_long: TooLong
+    """What is done with an answer that is too long."""
     skip_invalid: bool
     """Whether records without a chat are left out; if not, they are refused."""
     kind: ClassVar[str] = "chat"
@@ -119,7 +115,7 @@ class Chats:
     def count(self, collect_characters: bool, done: ReportBytes) -> TextCounts:
         """Read all chats once."""
         counts = TextCounts(collect_characters)
-        for chat in self._read():
+        for _, chat in self._read():
             _count(counts, chat)
             done(counts.bytes)
         return counts
@@ -133,7 +129,7 @@ class Chats:
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
         assert isinstance(split, ByDocument)
-        for number, chat in enumerate(self._read()):
+        for number, (_, chat) in enumerate(self._read()):
             if split.region(number) == "train":
                 yield from texts(chat)
 
@@ -142,29 +138,34 @@ class Chats:
         assert isinstance(split, ByDocument)
         writers = {region: _RowWriter(writing, region, shards) for region, shards in writing.shards().items()}
         counts = TextCounts(collect_characters=False)
-        for number, chat in enumerate(self._read()):
+        limit, refused = LengthLimit(writing.row_length, self.too_long, what="answers", setting="too_long"), list[str]()
+        for number, (where, chat) in enumerate(self._read()):
             writer = writers[split.region(number)]
             rows = list(answers(writing.tokenizer, chat))
             writer.chats += 1
             writer.chats_without_answer += not rows
             for row in rows:
-                writer.add(row, self.cut)
+                problems: list[str] = []
+                writer.add(row, limit.keeps(len(row.tokens), problems.append))
+                refused += [f"{where}: {problem}" for problem in problems]
             _count(counts, chat)
             done(counts.bytes)
+        if refused:
+            raise UserError("\n  ".join([f"Shorten {len(refused)} answers:", *refused[:SHOWN]]))
         shards = {region: writer.shards for region, writer in writers.items()}
         return {**writing.metadata(shards), **_chat_metadata(writers, counts)}
 
-    def _read(self) -> Iterator[list[ChatMessage]]:
-        """All chats; records that have none are refused at the end of their file."""
+    def _read(self) -> Iterator[tuple[str, list[ChatMessage]]]:
+        """All chats, and where they are; records that have none are refused at the end of their file."""
         for source in self.sources:
             assert source.records is not None, "chats are in records"
-            source.records.expect(_COLUMNS, lists=["messages"])
+            source.records.expect([CHAT_COLUMNS], lists=LISTS)
             for row in source.records:
                 chat = None
                 with source.records.refusing(row, "chats"):
                     chat = read_chat(row.values)
                 if chat is not None:
-                    yield chat
+                    yield f"{source.name} {row.where}", chat
             source.records.check(self.skip_invalid)
 
 
@@ -183,10 +184,10 @@ class _RowWriter:
         self.rows = self.cut = self.left_out = self.answer_tokens = self.answer_bytes = 0
         self._index = Shards(writing.folder, f"{region}-{ROWS}", "<i8", most=1 << 62)
 
-    def add(self, row: ChatRow, cut: bool) -> None:
-        """Write a row if its prompt leaves room for an answer."""
+    def add(self, row: ChatRow, keeps: bool) -> None:
+        """Write a row, cut to its length, if it is to be kept and its prompt leaves room for an answer."""
         longest = self.writing.row_length
-        if row.prompt >= longest or (len(row.tokens) > longest and not cut):
+        if row.prompt >= longest or not keeps:
             self.left_out += 1
             return
         tokens = np.array(row.tokens[:longest], dtype=self.writing.dtype)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.errors import UserError
 from samestep.data.records.reading import RecordsConfig
+from samestep.data.records.too_long import TooLong
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class PrepareConfig(RecordsConfig):
     """Share of the documents (of a single text: its end) that is kept for validation."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """text, chat, or auto: records with messages, or with a prompt and an answer, are chats."""
-    too_long: Literal["cut", "leave_out"] = "cut"
-    """What to do with a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
+    too_long: TooLong = "truncate"
+    """What to do with a chat's answer that does not fit into a row: truncate, drop, or refuse. One whose prompt leaves
+    no room for it cannot be cut and is dropped."""
     mask_token: str | None = None
     """The mask token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     eos_token: str | None = None

@@ -13,12 +13,13 @@ from samestep.core.errors import UserError
 from samestep.core.json_files import write_json
 from samestep.core.paths import expand_home
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
-from samestep.data.prepared.chats import Chats, has_chat
+from samestep.data.prepared.chats import Chats
 from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.sources import TextSource
 from samestep.data.prepared.split import CHANGED, Split
 from samestep.data.prepared.texts import Texts
 from samestep.data.prepared.writing import Writing, fresh_folder, refuse_existing
+from samestep.data.records.chats import has_chat
 from samestep.data.tokenizer import read_tokenizer
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import train_bpe
@@ -78,7 +79,7 @@ def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> TextDatase
         raise UserError(
             f"Prepare chats and running text separately; {plain[0]} does not hold records of chats, others do."
         )
-    return Chats(sources, config.too_long == "cut", config.skip_invalid)
+    return Chats(sources, config.too_long, config.skip_invalid)
 
 
 def _is_chat(source: TextSource) -> bool:

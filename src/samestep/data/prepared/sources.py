@@ -10,7 +10,9 @@ from typing import Any
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
 from samestep.data.records.arrow import is_saved_dataset
-from samestep.data.records.reading import Records, is_record_file
+from samestep.data.records.hub import hub_dataset
+from samestep.data.records.lines import is_record_file
+from samestep.data.records.reading import Records
 from samestep.data.text import documents, plain_file
 
 PLAIN = (".txt", ".md", ".text")
@@ -70,7 +72,7 @@ def _inside(name: str, columns: Mapping[str, str] | None) -> list[TextSource]:
 
 
 def _source(path: Path, name: str, columns: Mapping[str, str] | None) -> TextSource:
-    if path.is_dir() or is_record_file(path):
+    if path.is_dir() or is_record_file(path) or hub_dataset(name) is not None:
         return TextSource(path.resolve(), name, Records(name, columns, section=""))
     return TextSource(plain_file(name).resolve(), name)
 

@@ -47,6 +47,12 @@ def ending(file: Path) -> str:
     return name.suffix.lower()
 
 
+def is_record_file(file: Path) -> bool:
+    """Whether a file's name says that it holds records."""
+    kind = ending(file)
+    return kind in LINE_FORMATS or (kind == ".parquet" and file.suffix.lower() not in PACKINGS)
+
+
 def _bounded(opened: IO[bytes], file: Path) -> Iterator[bytes]:
     """The lines of a file that is not made to fill the memory: with a line without an end, or with much in little."""
     size, most = 0, _UNPACKED + _TIMES * file.stat().st_size

@@ -40,6 +40,11 @@ def parse_sources(named: Sequence[str]) -> list[tuple[str, float | None]]:
     return sources
 
 
+def shown(path: str | Sequence[str] | None) -> str:
+    """One or several paths as text; empty where there is none."""
+    return path if isinstance(path, str) else ", ".join(path or ())
+
+
 def read_mixture(named: Sequence[str], read: Callable[[str], list[T]], limit: int | None = None) -> list[Source[T]]:
     """The records of all data sets. Without weights, each has as many draws as records.
 

@@ -26,7 +26,9 @@ from samestep.core.json_files import parse_json
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile, existing_file
 from samestep.data.records.arrow import dataset_files, dataset_rows, is_saved_dataset, parquet_rows
-from samestep.data.records.lines import LINE_FORMATS, PACKINGS, ending
+from samestep.data.records.hub import download_records, hub_dataset
+from samestep.data.records.lines import LINE_FORMATS, PACKINGS, ending, is_record_file
+from samestep.data.records.mixture import parse_sources
 from samestep.data.records.rows import Problem, Row, Rows
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ SHOWN = 20
 """How many problems are listed one by one; the others are counted by their kind."""
 _FOR_TWO_EDITS = 8
 """Letters of a name that may be misspelt in two places."""
+ABSENT = ("is missing", "is empty")
+"""What is wrong with a text that there is none of."""
 Names = str | Sequence[str]
 """The name of a column, or all names for it."""
 
@@ -48,8 +52,8 @@ class RecordsConfig(CheckedConfig):
     skip_invalid: bool = field(default=False, kw_only=True)
     """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
 
-    def records(self, path: str, limit: int | None = None) -> "Records":
-        """The records of a file or folder that these settings are for."""
+    def records(self, path: str | Sequence[str], limit: int | None = None) -> "Records":
+        """The records of a file or folder, or of several, that these settings are for."""
         return Records(path, self.columns, limit)
 
 
@@ -59,19 +63,23 @@ def only_for_records(when: Callable[[Any], bool]) -> NoEffect:
 
 
 class Records:
-    """Rows of one path: `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, packed or not, a folder of these, or one of
-    `datasets.save_to_disk`."""
+    """Rows of one path: `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, packed or not, a folder of these, one of
+    `datasets.save_to_disk`, or a dataset of the Hub; or of several paths, each of which may end with `:weight`."""
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[str],
         columns: Mapping[str, str] | None = None,
         limit: int | None = None,
         section: str | None = "data.",
     ) -> None:
         """`columns` gives the file's name of a column where it has another; at most `limit` rows are read; `section` is
         where the settings for these records are, for messages; None: there are none."""
-        self.path, self.files = path, find_files(path)
+        named: list[tuple[str, float | None]] = [(path, None)] if isinstance(path, str) else parse_sources(path)
+        self.paths, self.weights = [name for name, _ in named], [weight for _, weight in named]
+        self.path = ", ".join(self.paths)
+        self._found_files = list(map(find_files, self.paths))
+        self.files = [file for files in self._found_files for file in files]
         self.renamed = dict(columns or {})
         self.problems: list[Problem] = []
         self.total = 0
@@ -149,18 +157,26 @@ class Records:
         """Refuse files with problems, all of them at once; or say, once, what is left out and why, and return that."""
         sentence = leave_out(self.path, self.problems, self.total, skip_invalid, self._section)
         if sentence:
-            _say(sentence)
+            say_once(sentence)
         return sentence
 
+    def draw_weights(self, sources: Sequence[int]) -> list[float] | None:
+        """How often a row is drawn, in proportion, given the `Row.source` of each, so that each path has the share of
+        its weight; None where no weights are given."""
+        sizes = Counter(sources)
+        weights = [weight / sizes[source] for source, weight in enumerate(self.weights) if weight and sizes[source]]
+        if not weights:
+            return None
+        if len(weights) < len(self.paths):
+            raise UserError(f"Give each of {self.path} records that differ: of one, none is left for training.")
+        return [weights[source] for source in sources]
+
     def _read(self) -> Rows:
-        if self.files[0].suffix == ".arrow":
-            yield from dataset_rows(self.files)
-            return
-        folder = expand_home(self.path)
-        for file in self.files:
-            inside = "" if file == folder else f" of {file.relative_to(folder)}"
-            for row in FORMATS[ending(file)](file):
-                yield replace(row, where=row.where + inside)
+        for number, (path, files) in enumerate(zip(self.paths, self._found_files)):
+            several = f" of {path}" if len(self.paths) > 1 else ""
+            for row in _rows_of(path, files):
+                row = replace(row, where=row.where + several)
+                yield row if isinstance(row, Problem) else replace(row, source=number)
 
     def _with_our_names(self, row: Row) -> Row:
         """The row with the names that a recipe knows its columns by."""
@@ -194,7 +210,7 @@ class Records:
             )
         every = {name for names in self._known for name in names} | set(self.renamed.values())
         if self._known and (unused := [name for name in self._found if name not in every]):
-            _say(f"{self.path}: columns that are not used: {quoted(unused)}")
+            say_once(f"{self.path}: columns that are not used: {quoted(unused)}")
 
 
 def _parsed(cell: str) -> Any:
@@ -232,8 +248,23 @@ def _report(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
+def _rows_of(path: str, files: Sequence[Path]) -> Rows:
+    if files[0].suffix == ".arrow":
+        yield from dataset_rows(files)
+        return
+    folder = expand_home(path)
+    for file in files:
+        inside = str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
+        named = "" if len(files) == 1 and file == folder else f" of {inside}"
+        for row in FORMATS[ending(file)](file):
+            row = replace(row, where=row.where + named)
+            yield row if isinstance(row, Problem) else replace(row, file=file)
+
+
 def find_files(path: str) -> list[Path]:
     """The files that hold the records of a path, in their order."""
+    if (dataset := hub_dataset(path)) is not None:
+        return download_records(dataset)
     folder = expand_home(path)
     if is_saved_dataset(folder):
         return dataset_files(folder)
@@ -248,12 +279,6 @@ def find_files(path: str) -> list[Path]:
     return [file]
 
 
-def is_record_file(file: Path) -> bool:
-    """Whether a file's name says that it holds records."""
-    kind = ending(file)
-    return kind in LINE_FORMATS or (kind == ".parquet" and file.suffix.lower() not in PACKINGS)
-
-
 def _endings() -> str:
     return f"{', '.join(FORMATS)} (all but the last also with {', '.join(PACKINGS)})"
 
@@ -261,11 +286,11 @@ def _endings() -> str:
 def text_fault(value: Any) -> str:
     """Why a value is no text; empty if it is one."""
     if value is None:
-        return "is missing"
+        return ABSENT[0]
     if not isinstance(value, str):
         return f"is no text but {json.dumps(value, default=str)[:40]}"
     if not value.strip():
-        return "is empty"
+        return ABSENT[1]
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -304,6 +329,6 @@ def edits(first: str, second: str) -> int:
 
 
 @cache
-def _say(sentence: str) -> None:
+def say_once(sentence: str) -> None:
     """Warn once in a process, though several stages read the same file."""
     logger.warning("%s", sentence)

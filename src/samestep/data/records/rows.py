@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -15,6 +16,10 @@ class Row:
     """Whether all its values are texts, as in a table."""
     number: int = 0
     """Its place among the rows of all files."""
+    source: int = 0
+    """Which of several paths it is from."""
+    file: Path | None = None
+    """The file it is in, unless that is one of a saved dataset."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from samestep import Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import RecordsConfig
+from samestep.data.records.too_long import TooLong
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
@@ -30,6 +31,9 @@ class DataConfig(RecordsConfig):
     sentences: bool = False
     """Phase 1 also learns single sentences of all passages, and the passages of the validation set (not its queries):
     more to learn from where records are few."""
+    too_long: TooLong = "truncate"
+    """What to do with texts of more than student.max_length tokens: truncate; drop, with the records of a query or an
+    answer that is too long; or refuse. The retrieval set keeps them, and they are cut."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
     null: all."""
@@ -169,7 +173,9 @@ class DistillConfig(Config):
     phase2_lr: Positive = 5e-6
     """Peak learning rate of phase 2."""
     max_samples_phase1: Count = 100_000
-    """Records whose texts are used in phase 1, at most."""
+    """Records whose texts are used in phase 1, at most; or texts, see phase1_samples."""
+    phase1_samples: Literal["records", "texts"] = "records"
+    """What max_samples_phase1 counts: records, each with all of its texts; or distinct texts."""
     max_samples_phase2: Count = 500_000
     """Records that are used in phase 2, at most."""
     skip_phase1: bool = False

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from samestep.core.json_files import read_object
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.data.records.hub import hub_dataset
 from samestep.data.records.mixture import parse_sources, read_mixture
+from samestep.data.records.reading import find_files
 from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.python_docs import python_docs
@@ -135,10 +137,14 @@ class DistillData:
         kept = share_out(limit, [len(source) for source in self.sources])
         return [list(source[:count]) for source, count in zip(self.sources, kept)]
 
-    def texts_of_phase(self, limit: int) -> tuple[list[list[int]], list[float]]:
-        """The texts of those rows, by source, each once for a source, and how often each source is drawn. Sentences and
-        the passages of the retrieval set, where these are learned too, are in proportion to their number."""
-        found = [list(dict.fromkeys(self._texts_of(rows))) for rows in self.rows_of_phase(limit)]
+    def texts_of_phase(self, limit: int, unit: str = "records") -> tuple[list[list[int]], list[float]]:
+        """The texts of those rows, or at most `limit` texts of all rows, by source, each once for a source, and how
+        often each source is drawn. Sentences and the passages of the retrieval set, where these are learned too, are
+        in proportion to their number."""
+        rows = self.rows_of_phase(limit) if unit == "records" else self.sources
+        found = [list(dict.fromkeys(self._texts_of(each))) for each in rows]
+        if unit == "texts":
+            found = [texts[:most] for texts, most in zip(found, share_texts(limit, rows))]
         weights = list(self.weights)
         if not self.sentences:
             return found, weights
@@ -177,14 +183,39 @@ def load_data(config: DistillConfig) -> DistillData:
     elif held_out is None:
         held_out = _some_queries(own_set, data.limit)
     assert held_out is not None
-    first, second = config.max_samples_phase1, config.max_samples_phase2
-    most = second if config.skip_phase1 else first if config.skip_phase2 else max(first, second)
-    read = [records[:count] for records, count in zip(read, share_out(most, list(map(len, read))))]
+    read = [records[:count] for records, count in zip(read, records_of_phases(config, read))]
     ends = np.cumsum([len(records) for records in read]).tolist()
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
     sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
     return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences, test)
+
+
+def records_of_phases(config: DistillConfig, read: Sequence[Sequence[Record]]) -> list[int]:
+    """How many records of each source the phases use."""
+    sizes, limit = list(map(len, read)), config.max_samples_phase1
+    if config.phase1_samples == "records":
+        first = share_out(limit, sizes)
+    else:
+        first = [_records_with(texts, records) for texts, records in zip(share_texts(limit, read), read)]
+    second = share_out(config.max_samples_phase2, sizes)
+    return second if config.skip_phase1 else first if config.skip_phase2 else list(map(max, first, second))
+
+
+def _records_with(texts: int, records: Sequence[Record]) -> int:
+    """How many records, from the first, have so many distinct texts."""
+    found = set[tuple[str, bool]]()
+    for count, record in enumerate(records):
+        if len(found) >= texts:
+            return count
+        found |= {(record.query, True), (record.positive, False), *((text, False) for text in record.negatives)}
+    return len(records)
+
+
+def share_texts(limit: int, sources: Sequence[Sized]) -> list[int]:
+    """How many texts of each source are taken where `limit` in all are wanted: by its number of records."""
+    total = sum(map(len, sources))
+    return [max(1, limit * len(source) // total) for source in sources]
 
 
 def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
@@ -252,12 +283,15 @@ def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) ->
     if config.data.named:
         named = [path for path, _ in parse_sources(config.data.named)]
         named += [config.data.validation] if config.data.validation else []
-        return [DataFile(file.resolve()) for name in named for file in _files(expand_home(name))]
+        return [DataFile(file.resolve()) for name in named for file in _files(name)]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]
 
 
-def _files(path: Path) -> list[Path]:
+def _files(name: str) -> list[Path]:
+    if hub_dataset(name) is not None:
+        return find_files(name)
+    path = expand_home(name)
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 

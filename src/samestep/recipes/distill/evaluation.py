@@ -64,6 +64,8 @@ class EvaluationOptions(CheckedConfig):
 
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
     """Metrics by model and size, on every rank."""
+    if trained.form:
+        raise UserError(f"Evaluate the run that {trained.source} came from: its data and its teacher are known there.")
     config: DistillConfig = trained.config
     data = data_of(trained)
     part = "" if options.beir else TEST if data.test else VALIDATION

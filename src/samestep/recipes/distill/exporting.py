@@ -5,22 +5,31 @@ stage ends.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from samestep import Bench, Trained, UserError, World, write_encoder
+from samestep import Bench, Trained, UserError, World
 from samestep.core.json_files import expected_content, read_object
 from samestep.core.paths import expand_home
 from samestep.core.rundir import RunDir
 from samestep.data.records.mixture import parse_sources
+from samestep.models.sentence_export import write_encoder_files
 from samestep.models.sentence_onnx import FILE as ONNX
+from samestep.models.sentence_onnx import require_onnx
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import data_of, texts_file
 from samestep.recipes.distill.models import MODEL, STUDENT, TEACHER, Models, as_trained, needs_data, open_models
 from samestep.recipes.distill.task import ALIGN, RANK, PhaseTask
-from samestep.train.trained.export import EXPORT_TYPES, ExportOptions, quoted
+from samestep.train.trained.export import (
+    EXPORT_TYPES,
+    ExportOptions,
+    check_target,
+    quoted,
+    staging_folder,
+    told_record,
+)
 from samestep.train.trained.model_card import ModelCard, listing, trained_card
+from samestep.train.trained.published import SENTENCE_TRANSFORMERS
 from samestep.train.trained.told import is_of_hub, told_text
 from samestep.train.trained.trained_model import open_trained
 from samestep.train.weights.run_checkpoints import choose_checkpoint
@@ -31,6 +40,11 @@ _TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction"]
 
 def export(trained: Trained, folder: Path, options: ExportOptions) -> list[str]:
     """What `samestep export RUN FOLDER` does."""
+    if trained.form:
+        raise UserError(f"{trained.source} has that form already; export the run that it came from.")
+    check_target(folder, options.overwrite)
+    if options.onnx:
+        require_onnx()
     data = data_of(trained) if needs_data(trained.config) else None
     models = open_models(trained.config, data, World.single())
     _write(trained, models, folder, options)
@@ -59,8 +73,9 @@ def _write(trained: Trained, models: Models, folder: Path, options: ExportOption
     source = as_trained(models)
     weights = trained.network(MODEL).state_dict()
     card, dtype = str(_card(trained, models, options)), EXPORT_TYPES[options.dtype]
-    given: Any = {"prompts": source.prompts, "overwrite": options.overwrite, "onnx": options.onnx}
-    write_encoder(folder, source, weights, card, dtype=dtype, **given)
+    record = told_record(trained, MODEL, SENTENCE_TRANSFORMERS, models={"student_model": "."})
+    with staging_folder(folder, options.overwrite, record) as staging:
+        write_encoder_files(staging, source, weights, card, prompts=source.prompts, dtype=dtype, onnx=options.onnx)
 
 
 def _usage(folder: str | Path, models: Models, options: ExportOptions) -> list[str]:

@@ -26,6 +26,7 @@ from samestep.recipes.distill.data import DistillData, Origin, Text, data_of, lo
 STUDENT, TEACHER = "", "teacher_"
 """What the names of a model's tokens begin with."""
 _IDS, _LENGTHS, _MASK = "_ids", "_lengths", "_mask"
+_ANY_LENGTH = 1 << 30
 GPU_MULTIPLE = 32
 """On a GPU lengths are rounded up to multiples of this, so that few shapes are compiled."""
 Readings = Mapping[str, "Reading"]
@@ -50,6 +51,10 @@ class Reading:
         """Token ids of each text, special ones included; many at once are faster."""
         before = {True: self.query_instruction, False: self.passage_instruction}
         return self.tokenizer.encode_all([before[text.is_query] + text.text for text in texts], self.max_length)
+
+    def lengths(self, texts: Sequence[Text]) -> list[int]:
+        """How many tokens each text has, however long."""
+        return list(map(len, replace(self, max_length=_ANY_LENGTH)(texts)))
 
     @property
     def shown(self) -> str:

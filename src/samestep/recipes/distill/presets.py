@@ -90,7 +90,7 @@ NO_EFFECT = (
     NoEffect("learning_rate", lambda c: True, "each phase has its own; set phase1_lr and phase2_lr, or leave it out"),
     NoEffect("epochs", lambda c: True, "each phase has its own; set phase1_epochs and phase2_epochs, or leave it out"),
     NoEffect(
-        ("phase1_lr", "phase1_epochs", "align.*"),
+        ("phase1_lr", "phase1_epochs", "phase1_samples", "max_samples_phase1", "align.*"),
         lambda c: c.skip_phase1,
         "phase 1 is skipped; leave out skip_phase1 or this",
         is_refused=False,

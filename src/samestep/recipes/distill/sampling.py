@@ -3,7 +3,7 @@
 `model.embed(texts)` and `model.search(query)`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from samestep import Trained, UserError, World
+from samestep import Trained, UserError, World, open_encoder
 from samestep.core.config.bounds import Count
 from samestep.core.json_files import Json
 from samestep.kit.prompts import PromptOptions, as_texts, read_prompts
@@ -80,19 +80,17 @@ class SampleOptions(PromptOptions):
         object.__setattr__(given, "_among", among)
         return given
 
-    def candidates(self, otherwise: Sequence[str]) -> Sequence[str]:
+    def candidates(self, otherwise: Callable[[], Sequence[str]]) -> Sequence[str]:
         """The passages that were given, or others."""
         if self._among is not None:
             return self._among
-        return otherwise if self.passages is None else read_prompts(self.passages)
+        return otherwise() if self.passages is None else read_prompts(self.passages)
 
 
 def find_passages(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """One record for each query and passage, the closest first, on every rank."""
-    config: DistillConfig = trained.config
-    data, queries = data_of(trained), options.requests().prompts
-    passages = options.candidates(data.held_out.passages)
-    reading = open_models(config, data, world).readings[STUDENT]
+    queries, (reading, _) = options.requests().prompts, _reading_of(trained, world)
+    passages = options.candidates(lambda: _kept_passages(trained))
     network, compute = network_of(trained, MODEL, world.device)
     texts = [*(Text(query, True) for query in queries), *(Text(passage, False) for passage in passages)]
     vectors = embed_texts(network, reading, texts, world, options.batch_size, compute)
@@ -111,6 +109,25 @@ def find_passages(trained: Trained, options: SampleOptions, world: World) -> lis
     ]
 
 
+def _kept_passages(trained: Trained) -> Sequence[str]:
+    """Those that the run kept for validation."""
+    if trained.form:
+        raise UserError(f"Give the passages to choose from (--passages FILE): the folder {trained.source} has none.")
+    return data_of(trained).held_out.passages
+
+
+def _reading_of(trained: Trained, world: World) -> tuple[Reading, int]:
+    """How the student reads, and the length of its vectors; an exported folder says that itself. Collective."""
+    if trained.form:
+        source = open_encoder(trained.source)
+        return Reading(
+            source.tokenizer, source.max_length, source.prompt("query"), source.prompt("passage")
+        ), source.dim
+    config: DistillConfig = trained.config
+    models = open_models(config, data_of(trained) if needs_data(config) else None, world)
+    return models.readings[STUDENT], models.student.dim
+
+
 def _size(wanted: int | None, whole: int) -> int:
     """How many numbers of a vector are meant."""
     if wanted is not None and not 1 <= wanted <= whole:
@@ -126,11 +143,10 @@ def embed(
     given = as_texts(texts)
     if batch_size < 1:
         raise UserError(f"Set batch_size to 1 or more; it is {batch_size}.")
-    data = data_of(model.trained) if needs_data(model.config) else None
-    models = open_models(model.config, data, model.world)
-    size = _size(dim, models.student.dim)
+    reading, whole = _reading_of(model.trained, model.world)
+    size = _size(dim, whole)
     asked = [Text(text, is_query) for text in given]
-    return embed_texts(model.network, models.readings[STUDENT], asked, model.world, batch_size)[:, :size]
+    return embed_texts(model.network, reading, asked, model.world, batch_size)[:, :size]
 
 
 def search(

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, WholeSet
+from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, UserError, WholeSet
 from samestep.core.json_files import write_json
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import TEXTS, Origin, load_data
+from samestep.recipes.distill.lengths import too_long
 from samestep.recipes.distill.models import (
     MODEL,
     STUDENT,
@@ -80,6 +81,21 @@ class PhaseTask:
         self.state: Mapping[str, Any] = {self.learner.name: self.learner}
         self._validation, self._retrieval = self._held_out()
 
+    def fitting(self, parts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The texts of each part that the student can read, or reads cut."""
+        numbers = sorted({number for part in parts for number in part})
+        config: DistillConfig = self.bench.config
+        if config.data.too_long == "truncate" and not self.bench.world.is_main:
+            return [list(part) for part in parts]  # nothing is left out, and one process says what is cut
+        dropped = too_long(self.data, numbers, self.models.readings[STUDENT], config.data.too_long)
+        found = [[number for number in part if number not in dropped] for part in parts]
+        if not all(found):
+            raise UserError(
+                f"Raise student.max_length, or set data.too_long=truncate: all texts of a part of {self.data.name} are "
+                f"too long."
+            )
+        return found
+
     def text_rows(self, numbers: Sequence[int]) -> TextRows:
         """Rows of texts, by their numbers."""
         return TextRows(self.data.texts, numbers, self.readings, self.origins, self.vectors)
@@ -121,7 +137,8 @@ class Align(PhaseTask):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         config: DistillConfig = bench.config
-        parts, weights = self.data.texts_of_phase(config.max_samples_phase1)
+        parts, weights = self.data.texts_of_phase(config.max_samples_phase1, config.phase1_samples)
+        parts = self.fitting(parts)
         rows, order = mixed([self.text_rows(numbers) for numbers in parts], weights, config.bucketed)
         self.train_on(bench.feed(rows, order=order, collate=self.collate))
         self._objective = config.align
@@ -145,11 +162,9 @@ class Rank(PhaseTask):
         data = self.data
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench, data, self.models) if config.mining.negatives else own
+        parts, negatives = self._fitting_records(data.rows_of_phase(config.max_samples_phase2), negatives)
         width = min(config.negatives, max(map(len, negatives)))
-        sources = [
-            RecordRows(data, rows, negatives, width, self.readings, self.vectors)
-            for rows in data.rows_of_phase(config.max_samples_phase2)
-        ]
+        sources = [RecordRows(data, rows, negatives, width, self.readings, self.vectors) for rows in parts]
         rows, order = mixed(sources, data.weights, config.bucketed)
         known = KnownPositives([(row.query, row.positive) for row in data.table.rows], len(data.table.passages))
         self._terms = RankTerms(config.rank, self.models.dims, known)
@@ -164,6 +179,25 @@ class Rank(PhaseTask):
         if objective.pool == "local":
             return self.learner.update(batches, self._alone, objective.mix)
         return self.learner.update_coupled(batches, self._embed, self._terms.coupled, objective.mix)
+
+    def _fitting_records(
+        self, parts: Sequence[Sequence[int]], negatives: Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], Sequence[Sequence[int]]]:
+        """The records of each part whose query and positive the student can read, and the negatives that it can."""
+        rows, first = self.data.table.rows, self.data.first_passage
+        texts = [
+            [
+                number
+                for row in part
+                for number in (rows[row].query, *(first + p for p in (rows[row].positive, *negatives[row])))
+            ]
+            for part in parts
+        ]
+        known = {number for part in self.fitting(texts) for number in part}
+        found = [[row for row in part if {rows[row].query, first + rows[row].positive} <= known] for part in parts]
+        if not all(found):
+            raise UserError(f"Raise student.max_length: all records of a part of {self.data.name} are too long.")
+        return found, [[number for number in some if first + number in known] for some in negatives]
 
     def _embed(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         query = vectors_of(network, batch["query_ids"], batch["query_mask"])

@@ -19,7 +19,17 @@ from samestep import ArtifactKey, Batch, Bench, Dump, UserError, World
 from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, MiningConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, digest_of, load_data
-from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, models_of, vectors_of
+from samestep.recipes.distill.lengths import too_long
+from samestep.recipes.distill.models import (
+    STUDENT,
+    TEACHER,
+    Models,
+    TextRows,
+    by_length,
+    collate_for,
+    models_of,
+    vectors_of,
+)
 from samestep.recipes.distill.retrieval import rank_by_vectors
 from samestep.train.artifacts.array_rows import ArrayRows
 
@@ -86,6 +96,8 @@ def build_cache(bench: Bench) -> Dump:
     data = load_data(config)
     models = models_of(bench, data)
     readings = {TEACHER: models.readings[TEACHER]}
+    if config.data.too_long == "refuse":  # before the teacher has read them all
+        too_long(data, range(data.held_out_texts.start), models.readings[STUDENT], "refuse")
     teacher = LiveTeacher(bench, models)
     distinct = cached_texts(data.texts)
     rows = TextRows(distinct, range(len(distinct)), readings, data.origins)

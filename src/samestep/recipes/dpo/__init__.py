@@ -13,10 +13,11 @@ use          sampling.py (`samestep sample`: sequences for structures, texts aft
 from samestep import Alias, Recipe, Verb, World
 from samestep.kit.prompts import generate_texts
 from samestep.recipes.dpo.config import NO_EFFECT, PRESETS, DpoConfig, SampleOptions
-from samestep.recipes.dpo.evaluation import EvaluationOptions, evaluate, show_metrics
+from samestep.recipes.dpo.evaluation import EvaluationOptions, evaluate
 from samestep.recipes.dpo.sampling import design, generate, show
 from samestep.recipes.dpo.stages import describe, language_models, open_family, read_pretrained, resolve_config, stages
 from samestep.recipes.dpo.task import POLICY
+from samestep.train.trained.held_out import show_metrics
 
 __all__ = ["DpoConfig", "recipe"]
 

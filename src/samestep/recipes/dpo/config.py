@@ -8,6 +8,7 @@ from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.paths import expand_home
 from samestep.data.records.reading import RecordsConfig, only_for_records
+from samestep.data.records.too_long import TooLong
 from samestep.kit.model_settings import TrainedModelSettings, without_effect
 from samestep.kit.prompts import PromptOptions
 from samestep.models.protein_mpnn import ProteinMPNNConfig
@@ -18,9 +19,10 @@ from samestep.recipes.dpo.objective import Objective
 class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
-    train: str | None = None
-    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet): pdb_file, preferred_seq, unpreferred_seq; or
-    prompt, chosen, rejected. null: pairs that come with the recipe."""
+    train: str | list[str] | None = None
+    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split):
+    pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. Several are drawn in the proportion of
+    weights, as [a.jsonl:3, b.csv:1]. null: pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1
@@ -32,6 +34,9 @@ class DataConfig(RecordsConfig):
     there are at least 10 of them and parts are within a fifth of their share."""
     max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
+    too_long: TooLong = "refuse"
+    """What to do with pairs that are longer than that, or than the model takes: refuse, drop, or truncate, which cuts
+    the ends of both completions (text only)."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 

@@ -35,7 +35,7 @@ class Fold:
 
 HELIX = Fold(-57.0, -47.0)
 STRAND = Fold(-119.0, 113.0)
-STRUCTURES = 16
+STRUCTURES, PAIRS = 16, 4
 FORMERS = {HELIX: "ALEKMQ", STRAND: "VITYFW"}
 """Amino acids that are frequent in each fold."""
 _LENGTHS = (10, 18)
@@ -44,17 +44,17 @@ _SHAPE, _NATIVE = 0, 1
 """What a draw of a structure is for; pairs count on from here."""
 
 
-def default_records(folder: Path) -> Path:
+def default_records(folder: Path, structures: int = STRUCTURES, pairs: int = PAIRS, name: str = "pairs.json") -> Path:
     """Write the data into `folder`, always the same bytes; the path of its records. All ranks may call this at once."""
     longest = {fold: ideal_backbone(fold, _LENGTHS[1]) for fold in FORMERS}
     records: list[Json] = []
-    for number in range(STRUCTURES):
-        name = f"ideal_{number:02d}.pdb"
-        text, pairs = _structure(number, longest)
-        _write(folder / name, text)
-        records += [{"pdb_file": name, **pair} for pair in pairs]
-    file = folder / "pairs.json"
-    _write(file, json.dumps(records, indent=1) + "\n")
+    for number in range(structures):
+        structure = f"ideal_{number:02d}.pdb"
+        text, of_structure = _structure(number, longest, pairs)
+        _write(folder / structure, text)
+        records += [{"pdb_file": structure, **pair} for pair in of_structure]
+    file = folder / name
+    _write(file, "[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
     return file
 
 
@@ -64,7 +64,7 @@ def _write(path: Path, text: str) -> None:
         write_on_any_rank(path, content)
 
 
-def _structure(number: int, longest: Mapping[Fold, np.ndarray]) -> tuple[str, list[dict[str, Json]]]:
+def _structure(number: int, longest: Mapping[Fold, np.ndarray], pairs: int) -> tuple[str, list[dict[str, Json]]]:
     """The text of a PDB file, and its pairs."""
     chains = 2 + _draw(2, number, _SHAPE, 0)
     folds = [(HELIX, STRAND)[_draw(2, number, _SHAPE, 1, chain)] for chain in range(chains)]
@@ -72,22 +72,25 @@ def _structure(number: int, longest: Mapping[Fold, np.ndarray]) -> tuple[str, li
     turns = [math.radians(_draw(360, number, _SHAPE, 3, chain)) for chain in range(chains)]
     backbones = side_by_side([longest[fold][:length] for fold, length in zip(folds, lengths)], turns)
     native = [_sequence(folds[chain], lengths[chain], number, _NATIVE, chain) for chain in range(chains)]
-    return pdb_text(list(zip(native, backbones))), _pairs(number, folds, native)
+    return pdb_text(list(zip(native, backbones))), [_pair(number, draw, folds, native) for draw in range(pairs)]
 
 
-def _pairs(number: int, folds: Sequence[Fold], native: Sequence[str]) -> list[dict[str, Json]]:
-    """A pair for all chains, for the first and for the last beside the others, and for a part of all chains."""
+def _pair(number: int, draw: int, folds: Sequence[Fold], native: Sequence[str]) -> dict[str, Json]:
+    """By turns for all chains, for the first and for the last beside the others, and for a part of all chains."""
     ids = "ABC"[: len(folds)]
-    whole, first, last, part = (_letters(number, _NATIVE + 1 + pair, folds, native) for pair in range(4))
+    letters = _letters(number, _NATIVE + 1 + draw, folds, native)
+    match draw % 4:
+        case 0:
+            return _record("/".join(chains) for chains in letters)
+        case 1:
+            return _record(chains[0] for chains in letters) | {"chain_id": ids[0], "fixed_chains": list(ids[1:])}
+        case 2:
+            own: dict[str, Json] = {"design_chains": [ids[-1]], "fixed_chains": list(ids[:-1])}
+            return _record(chains[-1] for chains in letters) | own
     kept = "".join(native)
     start, end = len(kept) // 4, len(kept) - len(kept) // 4 - 1
-    inside = [kept[:start] + "".join(chains)[start : end + 1] + kept[end + 1 :] for chains in part]
-    return [
-        _record("/".join(chains) for chains in whole),
-        _record(chains[0] for chains in first) | {"chain_id": ids[0], "fixed_chains": list(ids[1:])},
-        _record(chains[-1] for chains in last) | {"design_chains": [ids[-1]], "fixed_chains": list(ids[:-1])},
-        _record(inside) | {"mutable_ranges": [[start, end]]},
-    ]
+    inside = [kept[:start] + "".join(chains)[start : end + 1] + kept[end + 1 :] for chains in letters]
+    return _record(inside) | {"mutable_ranges": [[start, end]]}
 
 
 def _letters(number: int, draw: int, folds: Sequence[Fold], native: Sequence[str]) -> list[list[str]]:

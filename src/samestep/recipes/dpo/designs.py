@@ -88,11 +88,14 @@ def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
 def check_length(design: Design, most: int) -> None:
     """Refuse chains that have more residues than `most` together."""
     if design.length > most:
-        raise DesignError(
-            "max_length",
-            f"its chains have {design.length} residues, more than max_length={most}; raise max_length, or name fewer "
-            "chains",
-        )
+        raise DesignError("max_length", length_problem(design, most))
+
+
+def length_problem(design: Design, most: int | None) -> str:
+    """What is wrong with chains that have more residues than `most` together."""
+    return (
+        f"its chains have {design.length} residues, more than max_length={most}; raise max_length, or name fewer chains"
+    )
 
 
 def _design_ids(fields: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ These are its test records (`data.test_fraction`), which nothing was chosen by; 
 validation. The reference is the network that the run began with, built again; its hash is compared with that of then.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Trained, UserError, World
-from samestep.core.config import changed, dump
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
-from samestep.core.output import print_text
 from samestep.data.fingerprint import recorded_file_difference
 from samestep.data.order import VALIDATION_EPOCH
 from samestep.data.split import PART_NOTES
@@ -31,11 +28,11 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.record.config import named_source
 from samestep.train.record.fixed_values import DATA, read_fixed
-from samestep.train.record.run_record import RunRecord, run_path
+from samestep.train.record.run_record import run_path
 from samestep.train.trained.batch_inference import compute_dtype, compute_rows, network_of
+from samestep.train.trained.held_out import TEST, VALIDATION, run_with_its_data
 from samestep.train.weights.sources import NamedWeights
 
-TEST, VALIDATION = "test", "validation"
 _CHOSEN, _REJECTED = "chosen", "rejected"
 _OTHER, _WEIGHT = "other/", "weight/"
 """What the names of further sums of a row, and of what these are divided by, begin with."""
@@ -76,16 +73,6 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     return {"part": part, "pairs": len(rows), **with_loss(config.objective, means), "notes": notes}
 
 
-def show_metrics(trained: Trained, results: Mapping[str, Any]) -> None:
-    """Print the part, the metrics, and what they mean."""
-    rows = {name: value for name, value in results.items() if name != "notes"}
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        print_text(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
-    for sentence in results["notes"]:
-        print_text(sentence)
-
-
 @dataclass(frozen=True)
 class _Scoring:
     """What a network says of rows."""
@@ -120,16 +107,8 @@ class _Scoring:
 
 def _check_records(trained: Trained, world: World) -> None:
     """Refuse files and settings other than those of the run: which records were held back follows from them."""
-    if trained.run is None:
-        raise UserError(
-            f"Name the run, or a checkpoint in it, instead of {trained.source}: its records and its reference are "
-            "known there."
-        )
-    record = RunRecord.read(trained.run)
-    differing = changed(record.config, dump(trained.config), DpoConfig) if record else []
-    if others := [name for name in differing if name.startswith("data.") or name == "seed"]:
-        raise UserError(f"Leave out {', '.join(others)}: what was held back was chosen when the run was trained.")
-    feeds = [feed for each in read_fixed(trained.run).get(trained.stage, {}).get(DATA, {}).values() for feed in each]
+    run = run_with_its_data(trained)
+    feeds = [feed for each in read_fixed(run).get(trained.stage, {}).get(DATA, {}).values() for feed in each]
     for file in (file for feed in feeds for file in feed.get("files", ()) if Path(file.get("path", "")).is_file()):
         if difference := recorded_file_difference(file, Path(file["path"]), world.activity.made_progress):
             raise UserError(f"Bring back the data that {trained.source} was trained with: {difference}.")

@@ -1,7 +1,7 @@
 """What proteins and texts have in common, so that losses, stages and files are written once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Lora, UserError, World, pad_rows
 from samestep.data.data_file import DataFile
+from samestep.data.records.mixture import shown
 from samestep.data.records.reading import Records
 from samestep.data.split import choose_parts, split_records
 from samestep.models.model_files import FilesByPurpose
@@ -18,7 +19,16 @@ from samestep.recipes.dpo.config import DataConfig, DpoConfig
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
 
-Item = TypeVar("Item")
+
+class Numbered(Protocol):
+    """A pair of records."""
+
+    @property
+    def number(self) -> int:
+        """Its own in all of the run's data."""
+
+
+Item = TypeVar("Item", bound=Numbered)
 Origins = Sequence[DataFile | np.ndarray]
 FamilyName = Literal["protein", "text"]
 _COLUMNS: Mapping[str, FamilyName] = {"pdb_file": "protein", "prompt": "text", "chosen": "text", "rejected": "text"}
@@ -43,6 +53,13 @@ class ReadPairs(Generic[Item]):
 
     pairs: Sequence[Item]
     origins: Origins
+    records: Records | None = None
+    sources: Mapping[int, int] = field(default_factory=dict)
+    """Which of several files each pair is from, by its number."""
+
+    def weights(self, pairs: Sequence[Item]) -> list[float] | None:
+        """How often each of these is drawn, in proportion; None: once an epoch."""
+        return self.records.draw_weights([self.sources[pair.number] for pair in pairs]) if self.records else None
 
 
 class PairRows(Protocol):
@@ -72,6 +89,8 @@ class Pairs:
     """What was kept together; None where nothing was split."""
     about: Sequence[str]
     """What the user should know of them, in sentences."""
+    weights: Sequence[float] | None = None
+    """How often each training pair is drawn, in proportion; None: once an epoch."""
 
 
 class Family(Protocol):
@@ -172,7 +191,8 @@ class Division(Generic[Item]):
         for name in list(parts)[1:]:
             about += self._shared(name, parts[name], train, split_by == "pair")
         held_out = self.rows(validation, (other or given).origins)
-        return Pairs(self.rows(train, given.origins), held_out, self.rows(test, given.origins), split_by, about)
+        rows, last = self.rows(train, given.origins), self.rows(test, given.origins)
+        return Pairs(rows, held_out, last, split_by, about, given.weights(train))
 
     def _shared(self, part: str, pairs: Sequence[Item], train: Sequence[Item], is_by_pair: bool) -> list[str]:
         """What the accuracy of a part means, if training has seen structures or preferred sequences of it."""
@@ -212,6 +232,7 @@ def _left_out(data: DataConfig, left_out: int, count: int) -> str:
     if left_out == count:
         raise UserError(
             f"Give validation records that are not for training too: all {count:,} of {data.validation} are in "
-            f"{data.train}. Or leave out data.validation (--val_data), for a share of the training records."
+            f"{shown(data.train)}. Or leave out data.validation (--val_data), for a share of the training records."
         )
-    return f"{left_out:,} of {count:,} records of {data.validation} are in {data.train} too, and left out of validation"
+    given = f"{left_out:,} of {count:,} records of {data.validation}"
+    return f"{given} are in {shown(data.train)} too, and left out of validation"

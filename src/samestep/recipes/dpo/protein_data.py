@@ -22,14 +22,15 @@ from samestep import UserError
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.records.reading import Records, is_near
+from samestep.data.records.too_long import LengthLimit, TooLong
 from samestep.recipes.dpo.designs import (
     SEPARATORS,
     Design,
     DesignError,
     Problems,
-    check_length,
     check_text,
     choose_design,
+    length_problem,
     pair_problems,
 )
 from samestep.recipes.dpo.families import Division, Keys, Origins, ReadPairs
@@ -81,45 +82,53 @@ class ProteinPair:
 
 
 def read_pairs(
-    records: Records, max_length: int, skip_invalid: bool = False, cache: Path | None = None
+    records: Records,
+    max_length: int,
+    skip_invalid: bool = False,
+    cache: Path | None = None,
+    too_long: TooLong = "refuse",
 ) -> ReadPairs[ProteinPair]:
     """Check every record; the same on every rank. A record's chains may have `max_length` residues together; parsed
     structures are kept in the folder `cache`."""
     records.expect((*REQUIRED, *OPTIONAL), lists=OPTIONAL)
-    reader = _Reader(records.files[0].parent, max_length, cache)
+    limit = LengthLimit(max_length, too_long, "residues", "pairs")
+    reader, sources = _Reader(limit, cache), dict[int, int]()
     pairs = []
     for row in records.rows:
         found: Problems = []
-        pair = reader.pair(row.number, row.values, found)
+        folder = (row.file or records.files[0]).parent
+        pair = reader.pair(row.number, row.values, folder, found)
+        sources[row.number] = row.source
         for about, text in found:
             records.refuse(row, text, about)
         pairs += [pair] if pair and not found else []
     records.check(skip_invalid)
-    return ReadPairs(pairs, records.origins())
+    limit.say(records.path)
+    return ReadPairs(pairs, records.origins(), records, sources)
 
 
 class _Reader:
     """Checks records one by one. A structure file is read once, however many records name it."""
 
-    def __init__(self, folder: Path, max_length: int, cache: Path | None) -> None:
-        self._folder, self._max_length, self._cache = folder, max_length, cache
+    def __init__(self, limit: LengthLimit, cache: Path | None) -> None:
+        self._limit, self._cache = limit, cache
         self._structures: dict[Path, Structure | str] = {}
         self._chains: dict[Hashable, tuple[Chain, ...]] = {}
 
-    def pair(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
-        """The pair of a record; what is wrong with it is added to `found`."""
+    def pair(self, number: int, value: Mapping[str, Any], folder: Path, found: Problems) -> ProteinPair | None:
+        """The pair of a record, whose files may be named from `folder`; what is wrong with it is added to `found`."""
+        most = self._limit.limit
         found += _fields_of_others(value)
         texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
         try:
-            file = self._file(value.get("pdb_file"))
+            file = _find_file(value.get("pdb_file"), folder)
             design = choose_design(self._structure(file), value)
         except DesignError as problem:
             found.append((problem.about, str(problem)))
             return None
-        try:
-            check_length(design, self._max_length)
-        except DesignError as problem:
-            found.append((problem.about, str(problem)))
+        keeps = self._limit.keeps(design.length, lambda _: found.append(("max_length", length_problem(design, most))))
+        if not keeps and self._limit.too_long == "drop":
+            return None
         if not design.scored.any():
             found.append(("positions", _nothing_scored(design)))
         sequences = {name: text for name, text in texts.items() if text is not None}
@@ -128,18 +137,6 @@ class _Reader:
         found += pair_problems(sequences, design)
         letters = ["".join(letter for letter in text if letter not in SEPARATORS) for text in sequences.values()]
         return ProteinPair(number, file, design, *letters)
-
-    def _file(self, name: Any) -> Path:
-        """The file that a record names, in the folder of the records or in the working directory."""
-        if not isinstance(name, str) or not name.strip():
-            raise DesignError("file", "pdb_file is missing; name a structure file")
-        with suppress(OSError, UserError):  # a name too long, a folder of others; ~ of an unknown user
-            path = expand_home(name)
-            for place in (self._folder / path, path):
-                if place.is_file():
-                    return place
-        folders = dict.fromkeys((self._folder.resolve(), Path.cwd()))
-        raise DesignError("file", f"there is no file {name} in {' or '.join(map(str, folders))}; correct pdb_file")
 
     def _structure(self, file: Path) -> Structure:
         file = file.resolve()
@@ -157,6 +154,19 @@ class _Reader:
         """The structure, with the chains of one that is the same but for its file."""
         named = tuple(chain.names for chain in structure.chains)  # their order and numbers are no part of the content
         return replace(structure, chains=self._chains.setdefault((structure.content, named), structure.chains))
+
+
+def _find_file(name: Any, folder: Path) -> Path:
+    """The file that a record names, in the folder of the records or in the working directory."""
+    if not isinstance(name, str) or not name.strip():
+        raise DesignError("file", "pdb_file is missing; name a structure file")
+    with suppress(OSError, UserError):  # a name too long, a folder of others; ~ of an unknown user
+        path = expand_home(name)
+        for place in (folder / path, path):
+            if place.is_file():
+                return place
+    folders = dict.fromkeys((folder.resolve(), Path.cwd()))
+    raise DesignError("file", f"there is no file {name} in {' or '.join(map(str, folders))}; correct pdb_file")
 
 
 def _fields_of_others(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -72,10 +72,10 @@ class ProteinFamily:
         read = self._read(data.train or str(_made_up_records(kept_folder() / "default_pairs")))
         return divide_proteins(self._config, read, self._read(data.validation) if data.validation else None)
 
-    def _read(self, path: str) -> ReadPairs[ProteinPair]:
+    def _read(self, path: str | Sequence[str]) -> ReadPairs[ProteinPair]:
         data = self._config.data
         records = data.records(path, data.limit)
-        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures")
+        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures", data.too_long)
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, LanguageModel, Metrics, Stage, Tick, UserError, World
+from samestep.data.records.mixture import shown
 from samestep.kit.epoch_files import epoch_file
 from samestep.kit.named_model import is_at_hand
 from samestep.models.protein_mpnn_files import read_protein_mpnn
@@ -46,6 +47,8 @@ def _check_settings(config: DpoConfig) -> None:
     """Refuse what cannot work together."""
     if config.data.validation is not None and config.data.train is None:
         raise UserError("Name the training records too (train_data); only val_data is given.")
+    if config.family == "protein" and config.data.too_long == "truncate":
+        raise UserError("Set data.too_long=refuse or drop: a protein is not cut.")
     if config.family == "text" and config.objective.diversity_lambda:
         raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
     if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":
@@ -58,13 +61,13 @@ def _check_settings(config: DpoConfig) -> None:
 
 def _check_family(config: DpoConfig) -> None:
     """Refuse records of the other family in one sentence, before each of them is found to lack every field."""
-    for path in filter(None, (config.data.train, config.data.validation)):
+    for path in (path for path in (config.data.train, config.data.validation) if path):
         found = config.family
         with suppress(UserError):  # what is wrong with the file is said where it is read
             found = family_of(config.data.records(path))
         if found != config.family:
             presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
-            raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")
+            raise UserError(f"Choose --preset {presets}, or set family={found}: {shown(path)} has {found} pairs.")
 
 
 def _is_at_hand(config: DpoConfig) -> bool:
@@ -99,9 +102,9 @@ def describe(config: DpoConfig) -> dict[str, str]:
     more = {"sft": objective.sft_coef, "diversity": objective.diversity_lambda}
     added = "".join(f", {name} {value:g}" for name, value in more.items() if value)
     return {
-        "dataset": config.data.train or "pairs that come with the recipe",
+        "dataset": shown(config.data.train) or "pairs that come with the recipe",
         **_split(config),
-        "model": f"{config.model.name or 'built-in'} ({config.family})"
+        "model": f"{config.model.path or 'built-in'} ({config.family})"
         + (f", LoRA of rank {config.model.lora_rank}" if config.family == "text" and config.model.lora_rank else ""),
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,

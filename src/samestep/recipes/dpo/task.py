@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep import ArtifactKey, Batch, Bench, Bucketed, Dump, Fit, Learner, Metrics, Tick
+from samestep import ArtifactKey, Batch, Bench, Bucketed, Dump, Fit, Learner, Metrics, Tick, Weighted
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import DPO, SAMPLED, SFT, Objective, PairLogProbs, first_loss, pair_terms
@@ -51,7 +51,8 @@ class Preferences(Fit):
             (train, validation), reference = read_cached(bench, family, pairs, policy), cached
         else:
             reference = live(bench, family, policy)
-        order = Bucketed(train.lengths) if config.bucketed else None
+        drawn = Weighted(pairs.weights) if pairs.weights else None
+        order = Bucketed(train.lengths, order=drawn) if config.bucketed else drawn
         collate = padding(family, bench.world)
         super().__init__(
             policy,

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor
 
 from samestep import UserError, noise
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
+from samestep.data.records.chats import ASSISTANT, text_or_messages
 from samestep.data.records.reading import text_fault
 from samestep.recipes.dpo.families import Division, Keys, Origins
 
 COLUMNS = ("prompt", "chosen", "rejected")
+PROMPTS = ("prompt", "question", "instruction", "conversations")
+"""What the prompt may be called."""
+_ASSISTANT_SPEAKS = re.compile(r"(?:^|\n)\s*Assistant:")
 Chat = tuple[Mapping[str, Any], ...]
 Text = str | Chat
 _WORD = re.compile(r"[A-Za-z]{4,}")
@@ -38,6 +43,16 @@ class PairTokens(NamedTuple):
     chosen: list[int]
     rejected: list[int]
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longer completion, with the prompt."""
+        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+    def cut(self, most: int) -> "PairTokens":
+        """Both completions cut where they end beyond so many tokens, the prompt included."""
+        room = max(0, most - len(self.prompt))
+        return PairTokens(self.prompt, self.chosen[:room], self.rejected[:room])
+
 
 class ReadText(NamedTuple):
     """A pair of a file, also as tokens."""
@@ -49,16 +64,19 @@ class ReadText(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the longer completion, with the prompt."""
-        return len(self.tokens.prompt) + max(len(self.tokens.chosen), len(self.tokens.rejected))
+        return self.tokens.length
 
 
 def read_pair(record: Mapping[str, Any]) -> TextPair:
-    """The pair of a record; raises UserError if it has none. A text beside chats is what the user or the model says."""
-    wrong = [f"{name!r} {fault}" for name in COLUMNS if (fault := _fault(record.get(name)))]
+    """The pair of a record; raises UserError if it has none. A text beside chats is what the user or the model says.
+
+    The prompt may also be what `chosen` and `rejected` both begin with, as texts or as chats.
+    """
+    sides = _without_prompt({name: text_or_messages(record.get(name)) for name in COLUMNS[1:]} | _prompt_of(record))
+    wrong = [f"{name!r} {fault}" for name in COLUMNS if (fault := _fault(sides.get(name)))]
     if wrong:
         raise UserError(", ".join(wrong))
-    prompt, chosen, rejected = (record[name] for name in COLUMNS)
+    prompt, chosen, rejected = (sides[name] for name in COLUMNS)
     if not all(isinstance(value, str) for value in (prompt, chosen, rejected)):
         prompt, chosen, rejected = _chat(prompt, "user"), _chat(chosen, "assistant"), _chat(rejected, "assistant")
     if chosen == rejected:
@@ -66,8 +84,43 @@ def read_pair(record: Mapping[str, Any]) -> TextPair:
     return TextPair(prompt, chosen, rejected)
 
 
+def _prompt_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = next((record[name] for name in PROMPTS if record.get(name) not in (None, "", [])), record.get("prompt"))
+    return {"prompt": text_or_messages(found)}
+
+
+def _without_prompt(sides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with a prompt, and without it in the completions, where both of them begin with it."""
+    prompt, chosen, rejected = (sides[name] for name in COLUMNS)
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        size = len(_shared_text(chosen, rejected)) if prompt is None else 0
+        return {"prompt": chosen[:size], "chosen": chosen[size:], "rejected": rejected[size:]} if size else sides
+    if not (_is_chat(chosen) and _is_chat(rejected)) or chosen[0]["role"] == ASSISTANT:
+        return sides
+    size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1])))
+    shared = chosen[:size]
+    said = [message["content"] for message in shared]
+    is_said = prompt in said if isinstance(prompt, str) else prompt is None or shared[: len(prompt)] == prompt
+    if not is_said:
+        raise UserError("'chosen' and 'rejected' do not begin with 'prompt'; leave it out of the record, or begin so")
+    return {"prompt": shared or None, "chosen": chosen[size:], "rejected": rejected[size:]}
+
+
+def _shared_text(first: str, second: str) -> str:
+    """What both texts begin with: up to where an assistant speaks, or the last whole word."""
+    size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second)))
+    shared = first[:size]
+    if turns := list(_ASSISTANT_SPEAKS.finditer(shared)):
+        return shared[: turns[-1].end()]
+    return shared[: max(shared.rfind(" "), shared.rfind("\n"), 0)]
+
+
 def _chat(value: str | Sequence[Mapping[str, Any]], role: str) -> Chat:
     return ({"role": role, "content": value},) if isinstance(value, str) else tuple(value)
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and not _fault(value)
 
 
 def _fault(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Language models: the network, what turns pairs of texts into tokens, and how likely it finds them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -11,13 +12,23 @@ from torch.nn.functional import pad as pad_tensor
 
 from samestep import Batch, LanguageModel, World, completion_log_probs, open_language_model
 from samestep.core.json_files import atomic_file
+from samestep.data.records.too_long import LengthLimit
 from samestep.kit.language_model import without_dropout
 from samestep.models.log_probs import check_padding_free
 from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, ReadText, TextPair, divide_texts, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import (
+    COLUMNS,
+    PROMPTS,
+    PairTokens,
+    ReadText,
+    TextPair,
+    divide_texts,
+    pydoc_pairs,
+    read_pair,
+)
 from samestep.train.learner.draws import Draws
 
 
@@ -53,6 +64,9 @@ class TextFamily:
             f"is_{name}": False for name in COLUMNS
         }
         self.lora = config.model.lora
+        limits = [config.data.max_length, self._model.limit]
+        self._most = min(limit for limit in limits if limit is not None)
+        """Tokens of a pair at most."""
 
     def network(self) -> nn.Module:
         # A policy that drops and a reference that does not are never the same network.
@@ -70,38 +84,33 @@ class TextFamily:
 
     def _read_pydoc(self) -> ReadPairs[ReadText]:
         encoded = [(pair, encode_pair(self._model, pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
-        fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
+        fitting = [(pair, tokens) for pair, tokens in encoded if not _fault(tokens) and tokens.length <= self._most]
         content = repr([pair for pair, _ in fitting]).encode("utf-8")
         texts = [ReadText(number, *read) for number, read in enumerate(fitting)]
         return ReadPairs(texts, [np.frombuffer(content, dtype=np.uint8)])
 
-    def _read(self, path: str, first: int = 0) -> ReadPairs[ReadText]:
+    def _read(self, path: str | Sequence[str], first: int = 0) -> ReadPairs[ReadText]:
         """The pairs of a file, numbered from `first`."""
         data = self._config.data
         records = data.records(path, data.limit)
-        records.expect(COLUMNS, lists=COLUMNS)
-        texts: list[ReadText] = []
+        records.expect([PROMPTS, *COLUMNS[1:]], lists=[*PROMPTS, *COLUMNS[1:]])
+        sources: dict[int, int] = {}
+        texts, limit = list[ReadText](), LengthLimit(self._most, data.too_long, what="pairs")
         for row in records.rows:
             with records.refusing(row):
                 pair = read_pair(row.values)
                 tokens = encode_pair(self._model, pair)  # a template may refuse a chat
-                if about := self._fault(tokens):
-                    records.refuse(row, about[1], about[0])
+                if not limit.keeps(tokens.length, partial(records.refuse, row, about="max_length")):
+                    continue
+                tokens = tokens.cut(self._most)
+                if fault := _fault(tokens):
+                    records.refuse(row, fault, "tokens")
                 else:
+                    sources[first + len(texts)] = row.source
                     texts.append(ReadText(first + len(texts), pair, tokens))
         records.check(data.skip_invalid)
-        return ReadPairs(texts, records.origins())
-
-    def _fault(self, pair: PairTokens) -> tuple[str, str] | None:
-        """Why a pair cannot be trained on: in a word, and in a sentence."""
-        longest = len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
-        limits = [self._config.data.max_length, self._model.limit]
-        limit = min(number for number in limits if number is not None)
-        if longest > limit:
-            return "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
-        if not pair.prompt or not pair.chosen or not pair.rejected:
-            return "tokens", "its prompt or one of its completions has no token; give it some text"
-        return ("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
+        limit.say(records.path)
+        return ReadPairs(texts, records.origins(), records, sources)
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both completions of each row after its prompt, in one call of the network."""
@@ -125,6 +134,13 @@ class TextFamily:
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         with atomic_file(path) as file:
             torch.save({"model_state_dict": dict(weights)}, file)
+
+
+def _fault(pair: PairTokens) -> str:
+    """Why a pair cannot be trained on."""
+    if not pair.prompt or not pair.chosen or not pair.rejected:
+        return "its prompt or one of its completions has no token; give it some text, or raise max_length"
+    return "'chosen' and 'rejected' are the same tokens" if pair.chosen == pair.rejected else ""
 
 
 def _both(batch: Batch, prefix: str) -> Tensor:

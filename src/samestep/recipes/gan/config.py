@@ -11,7 +11,7 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import only_for_records
 from samestep.kit.model_settings import without_effect
 from samestep.models.hub_download import hub_model
-from samestep.recipes.gan.data import DataConfig, load
+from samestep.recipes.gan.data import DataConfig, load, load_pairs
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
@@ -205,11 +205,18 @@ def resolve_config(config: GanConfig) -> GanConfig:
             "0 there is only one for each prompt."
         )
     load(config.data, config.seed)
+    if config.benchmark.pairs:
+        load_pairs(config.data, config.benchmark.pairs)
     return config
 
 
 NO_EFFECT = (
     only_for_records(lambda c: c.data.path is None),
+    NoEffect(
+        "data.too_long",
+        lambda c: c.data.max_story_length is None,
+        "no text is too long without data.max_story_length; set that, or leave it out",
+    ),
     NoEffect(
         ("judging.answer_tokens", "judging.temperature", "judging.unparsed_fools"),
         lambda c: c.judging.mode == "verdict",
@@ -264,11 +271,13 @@ NO_EFFECT = (
         "only distributed.strategy=fsdp shards the models; set that, or leave it out",
     ),
     NoEffect(
-        "benchmark.*", lambda c: not c.benchmark.size, "there is no benchmark; set benchmark.size, or leave it out"
+        "benchmark.collapse_factor",
+        lambda c: not c.benchmark.size,
+        "there is no benchmark; set benchmark.size, or leave it out",
     ),
     NoEffect(
         "validate_every",
-        lambda c: not c.benchmark.size and not c.mle_epochs,
+        lambda c: not c.benchmark.size and not c.benchmark.pairs and not c.mle_epochs,
         "there is no benchmark to run; set benchmark.size, or leave it out",
     ),
     *without_effect(

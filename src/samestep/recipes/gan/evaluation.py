@@ -40,7 +40,7 @@ from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.pages.tables import Table
 from samestep.kit.generation import generator_in_stage
-from samestep.recipes.gan.data import Record, TextRows, Texts, count_repeated
+from samestep.recipes.gan.data import Record, TextRows, Texts, count_repeated, groups_of, load_pairs
 from samestep.recipes.gan.judges import ORDERS
 from samestep.recipes.gan.players import HumanTexts, count_nats, human_nats
 
@@ -56,6 +56,9 @@ class BenchmarkConfig(CheckedConfig):
     """Records, spread evenly over those kept for validation; 0: no benchmark."""
     collapse_factor: Annotated[float, Bounds(least=1)] = free(1.5)
     """Warn when a token of the human texts costs the generator more nats than its baseline, by this factor."""
+    pairs: str | None = None
+    """A file of records with one more column, `generated`: what some model wrote for the same prompts. The judge is
+    measured on these texts too, which stay the same while its opponent changes; null: none."""
 
 
 Words = Sequence[str]
@@ -333,13 +336,8 @@ class Benchmark:
 
         def judge(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
             records, indices = self._rows.of_batch(batch["ids"]), batch["ids"][:, 1].tolist()
-            found = [
-                [[math.nan if right is None else right for right in row] for row in rows]
-                for texts in versions
-                for rows in [self._judged(network, records, [texts[i] for i in indices], batch["ids"])]
-            ]
-            right = torch.tensor(found, dtype=torch.float64, device=batch["ids"].device)
-            return {"right": right.transpose(0, 1)}
+            found = [self._judged(network, records, [texts[i] for i in indices], batch["ids"]) for texts in versions]
+            return {"right": torch.stack([_as_numbers(right, batch["ids"].device) for right in found], 1)}
 
         return gather_rows(self._judge, self._feed, judge)["right"]
 
@@ -357,6 +355,30 @@ class Benchmark:
             )
         self._is_collapsed = collapsed
         return {"human_nats": nats, "baseline_human_nats": before, "collapsed": float(collapsed)}
+
+
+class FixedPairs:
+    """A file of human and generated texts, on which the judge is measured again and again. Its accuracy on the
+    benchmark falls when the generator improves too; on these pairs it says what the judge itself has learned."""
+
+    def __init__(self, bench: Bench, path: str, judge: Learner, judged: Judged) -> None:
+        self._rows, self._generated = load_pairs(bench.config.data, path)
+        self._judge, self._judged = judge, judged
+        self._feed = bench.evaluation_feed(self._rows, collate=groups_of)
+
+    def measure(self) -> MetricValues:
+        """Metrics of the judge, equal on all ranks."""
+
+        def judge(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+            texts = [self._generated[index] for index in batch["ids"][:, 1].tolist()]
+            right = self._judged(network, self._rows.of_batch(batch["ids"]), texts, batch["ids"])
+            return {"right": _as_numbers(right, batch["ids"].device)}
+
+        verdicts = Verdicts.of(gather_rows(self._judge, self._feed, judge)["right"])
+        groups = [record.group for record in self._rows.records]
+        found = {**verdicts.accuracies(groups), "failures": verdicts.failures}
+        bias = verdicts.position_bias()
+        return _named("pairs/", found if bias is None else {**found, "position_bias": bias})
 
 
 def benchmark_table(metrics: Mapping[str, float], records: int) -> str:
@@ -396,6 +418,12 @@ def _wins(verdicts: Verdicts) -> MetricValues:
     found = verdicts.win_rate()
     interval = {"win_rate_low": found.low, "win_rate_high": found.high}
     return {"win_rate": found.rate, **interval, "failures": verdicts.failures}
+
+
+def _as_numbers(right: Sequence[Sequence[float | None]], device: torch.device) -> Tensor:
+    """What the judge answered, as a tensor; NaN: it could not be read."""
+    numbers = [[math.nan if value is None else value for value in row] for row in right]
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def _decoded(written: Mapping[str, Tensor], player: LanguageModel) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from samestep import Batch, Bench, Every, Fit, Stage, Tick
+from samestep.data.records.mixture import shown
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
 from samestep.recipes.gan.players import HumanTexts, PlayerConfig, count_nats, human_nats, open_player
@@ -36,7 +37,7 @@ def describe(config: GanConfig) -> dict[str, str]:
         return (player.model or config.model_name or own) + adapters
 
     return {
-        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "dataset": shown(config.data.path) or "pydoc_data.topics (the text inside Python)",
         "generator": named(config.generator),
         "judge": f"{named(config.judge)}, {config.judging.mode}",
         "objective": config.objective.kind,
@@ -69,7 +70,7 @@ def _build_mle(bench: Bench) -> Fit:
     train, held_out = (HumanTexts(rows, player, learner.module, limit) for rows in (texts.train, texts.validation))
     return Fit(
         learner,
-        bench.feed(train, count=count, pad=train.pad),
+        bench.feed(train, order=texts.train.order(), count=count, pad=train.pad),
         human_nats,
         validation=bench.evaluation_feed(held_out, count=count, pad=held_out.pad),
     )

@@ -1,6 +1,6 @@
 """The adversarial stage: in each step the generator writes, the judge learns to tell, the generator learns to pass."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +23,8 @@ from samestep import (
 )
 from samestep.core.json_files import JsonLines
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.data import load
-from samestep.recipes.gan.evaluation import Benchmark
+from samestep.recipes.gan.data import groups_of, load
+from samestep.recipes.gan.evaluation import Benchmark, FixedPairs
 from samestep.recipes.gan.judges import VERDICT, make_judge
 from samestep.recipes.gan.objectives import policy_mix, policy_terms, spin_terms
 from samestep.recipes.gan.players import open_player
@@ -35,11 +35,6 @@ ROLLOUTS = "rollouts.jsonl"
 _NEWEST = 0.1
 """What the newest rollout weighs in the moving average of the judge's accuracy."""
 _REPLAY = noise.purpose("gan/replay")
-
-
-def groups(samples: Sequence[dict[str, Any]]) -> Batch:
-    """A feed's collate: only which group a sample is of, since texts are taken from the rows by their ids."""
-    return {"group": torch.tensor([sample["group"] for sample in samples])}
 
 
 class Balance:
@@ -113,7 +108,8 @@ class Adversaries:
         named = judge.init_from or (self._config.init_from if self._config.mle_epochs else None)
         self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=judge.lora, init_from=named)
         self.texts = load(self._config.data, self._config.seed)
-        self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
+        train = self.texts.train
+        self._feed, self._more = (bench.feed(train, order=train.order(), collate=groups_of) for _ in range(2))
         self.length = self._feed.length
         self._judging = make_judge(bench, self._config.judging, self.reader)
         self.rollouts = Rollouts(
@@ -136,6 +132,8 @@ class Adversaries:
             players = self.writer, self.generator, self.judge
             self._benchmark = Benchmark(bench, self.texts, *players, self.rollouts.right)
             self.state["baseline"] = self._benchmark.baseline
+        pairs = self._config.benchmark.pairs
+        self._pairs = FixedPairs(bench, pairs, self.judge, self.rollouts.right) if pairs else None
 
     def _judge_rate(self, peak: float, step: int) -> float:
         """A learning rate of its own, over the same schedule."""
@@ -198,7 +196,8 @@ class Adversaries:
             batch[f"{prefix}no_variance"] = found.without_variance.view(len(batch["live"]), -1).all(1)
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
-        return self._benchmark.measure(tick) if self._benchmark else {}
+        found = self._benchmark.measure(tick) if self._benchmark else {}
+        return {**found, **(self._pairs.measure() if self._pairs else {})}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         def mean(values: Callable[[Batch], Tensor]) -> Metric:

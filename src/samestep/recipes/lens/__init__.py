@@ -34,7 +34,18 @@ recipe = Recipe(
     config=LensConfig,
     stages=stages,
     presets=PRESETS,
-    aliases={"gradient_accumulation_steps": "accumulation", "num_train_epochs": "epochs"},
+    aliases={
+        "gradient_accumulation_steps": "accumulation",
+        "num_train_epochs": "epochs",
+        "max_train_steps": "max_steps",
+        "log_interval": "log.every",
+        "wandb.project": "log.wandb_project",
+        **{
+            f"{schedule}.{end}_value": f"{schedule}.{end}"
+            for schedule in ("gumbel_tau_schedule", "alpha_schedule")
+            for end in ("start", "end")
+        },
+    },
     no_effect=NO_EFFECT,
     version=2,
     describe=describe,

@@ -14,6 +14,7 @@ from samestep import CausalConfig, Config, Group, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.data.records.mixture import parse_sources, shown
 from samestep.data.records.reading import RecordsConfig
 from samestep.kit.model_settings import LoraSettings
 
@@ -175,9 +176,10 @@ SLOT = "<embed>"
 class DataConfig(RecordsConfig):
     """The texts whose activations are explained."""
 
-    path: str | None = None
-    """A .txt file, or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with a column `text`; null: the
-    English text that comes with Python (`pydoc_data.topics`)."""
+    path: str | list[str] | None = field(default=None, hash=False)
+    """A .txt file; or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet), a dataset of the Hub
+    (org/name:split), or several of them, with a column `text`, all read once. null: the English text that comes with
+    Python (`pydoc_data.topics`)."""
     validation_fraction: PartialShare = 0.1
     """Share of the texts that chooses the best weights: whole documents, chosen by seed and content, or the end of a
     text where there are few."""
@@ -192,11 +194,18 @@ class DataConfig(RecordsConfig):
                 "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left for "
                 f"training; they are {self.validation_fraction:g} and {self.test_fraction:g}."
             )
+        if isinstance(self.path, list) and any(weight for _, weight in parse_sources(self.path)):
+            raise UserError("Name data.path without weights: every text is read once.")
 
     @property
     def name(self) -> str:
         """What messages call the texts."""
-        return self.path or BUILT_IN_TEXT
+        return shown(self.path) or BUILT_IN_TEXT
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a file of plain text."""
+        return isinstance(self.path, str) and self.path.lower().endswith(".txt")
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "warmup_ratio": 0.05,
     },
-    # GPT-2 with shared frozen parts, as conf/gpt2_frozen.yaml has it. None of its values sets global_batch_size:
-    # batch_size is for each process, as users of such scripts expect.
+    # GPT-2 with shared frozen parts, as conf/gpt2_frozen.yaml of a project has it. None of its values sets
+    # global_batch_size: batch_size is for each process, as users of such scripts expect.
     "gpt2": {
         "model_name": "openai-community/gpt2",
         "layer_l": 6,
@@ -205,5 +205,5 @@ NO_EFFECT = (
         lambda c: c.alpha_schedule.type == "constant",
         "a constant schedule has its start all the time; set alpha_schedule.type=linear, or leave it out",
     ),
-    only_for_records(lambda c: c.data.path is None or c.data.path.endswith(".txt")),
+    only_for_records(lambda c: c.data.path is None or c.data.is_text),
 )

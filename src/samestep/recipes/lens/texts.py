@@ -116,11 +116,11 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield held
 
 
-def _source(config: DataConfig, path: str) -> TextSource:
-    if path.lower().endswith(".txt"):
+def _source(config: DataConfig, path: str | Sequence[str]) -> TextSource:
+    if isinstance(path, str) and config.is_text:
         return TextSource(plain_file(path).resolve(), path)
     records = config.records(path, config.limit)
-    return TextSource(records.files[0], path, records)
+    return TextSource(records.files[0], records.path, records)
 
 
 def _short(text: str) -> Iterator[str]:

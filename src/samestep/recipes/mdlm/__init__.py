@@ -5,7 +5,8 @@ data         corpus.py (what data there is, cut into rows), tokenizer.py, older_
 training     objective.py (the loss), stages.py (what a run takes from data and pretrained models, and what it does),
              pt_files.py (checkpoint_epoch_N.pt)
 sampling     sampling.py (the sampler), generating.py (`samestep sample`, also for text with gaps), animation.py
-evaluation   evaluation.py (`samestep evaluate`: log-likelihoods, and the tasks of lm-evaluation-harness)
+evaluation   held_out.py (`samestep evaluate`: what a run held back), evaluation.py (log-likelihoods, and the tasks of
+             lm-evaluation-harness)
 exchange     pretrained.py (published LLaDA folders: read and export), published_code.py (the code that goes with them)
 """
 

@@ -2,22 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from samestep import UserError
-from samestep.core.config.bounds import Count, PartialShare
+from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
 from samestep.data.records.arrow import is_saved_dataset
-from samestep.data.records.reading import RecordsConfig, is_record_file
+from samestep.data.records.hub import hub_dataset
+from samestep.data.records.lines import is_record_file
+from samestep.data.records.reading import RecordsConfig
 from samestep.data.token_rows import AnswerRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
@@ -43,13 +45,25 @@ class DataConfig(RecordsConfig):
     validation_fraction: PartialShare = 0.1
     """Share that is kept for validation: of records, by their content; of a text file, its end; a prepared folder has
     its own."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """Share that is kept for a last test, by `samestep evaluate` alone: of records, by their content; of a text file,
+    what comes before its validation part. Validation stays what it is without. 0: none."""
     limit: Count | None = None
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing to train on."""
+        super().__post_init__()
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise UserError(
+                "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left to "
+                f"train on; they are {self.validation_fraction:g} and {self.test_fraction:g}."
+            )
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text in a training and a validation region, both cut into rows."""
+    """Text in a training and a validation region, and where it is wanted one for a test, all cut into rows."""
 
     name: str
     """The folder, the file, or the name of the built-in text."""
@@ -61,6 +75,9 @@ class Corpus:
     validation_bytes_per_token: float = 1.0
     """Bytes of text per token that counts in validation; 1 if tokens are bytes. Of chats the answers count, each with
     its end token."""
+    test: TokenRows | None = None
+    """What neither training nor validation sees, if that is wanted."""
+    test_bytes_per_token: float = 1.0
 
     @property
     def sft(self) -> bool:
@@ -96,16 +113,18 @@ class Corpus:
             sha256 = hashlib.sha256(json.dumps(self.origin, sort_keys=True).encode()).hexdigest()
         else:
             sha256 = text.fingerprint(self.origin)
+        test = {} if self.test is None else {"test_tokens": self.test.size, "test_rows": len(self.test)}
         return {
             "name": self.name,
             "sha256": sha256,
             "tokenizer": self.tokenizer.kind,
-            "tokens": self.train.size + self.validation.size,
+            "tokens": self.train.size + self.validation.size + test.get("test_tokens", 0),
             "train_tokens": self.train.size,
             "train_rows": len(self.train),
             "validation_tokens": self.validation.size,
             "validation_rows": len(self.validation),
             "validation_bytes_per_token": self.validation_bytes_per_token,
+            **test,
         }
 
 
@@ -135,7 +154,7 @@ def holds_records(path: str) -> bool:
     """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
     place = expand_home(path)
     if not place.is_dir():
-        return is_record_file(place)
+        return is_record_file(place) or hub_dataset(path) is not None
     return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
 
 
@@ -174,9 +193,8 @@ def _byte_corpus(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
     if config.limit is not None:
         tokens = text.part(tokens, 0, config.limit)
         tokens = tokens.with_own_hash() if isinstance(tokens, text.TokenFile) else tokens  # the rest is never read
-    train, validation = text.split(tokens, config.validation_fraction)
-    rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
-    return Corpus(name, *rows, ByteTokenizer(), tokens)
+    parts = text.split(tokens, config.validation_fraction, config.test_fraction)
+    return _split_corpus(name, parts, config, tokens)
 
 
 def _record_corpus(name: str, config: DataConfig, cache: Path | None) -> Corpus:
@@ -184,13 +202,27 @@ def _record_corpus(name: str, config: DataConfig, cache: Path | None) -> Corpus:
         config.records(name),
         separator=BYTES.eos,
         validation_fraction=config.validation_fraction,
+        test_fraction=config.test_fraction,
         skip_invalid=config.skip_invalid,
         cache=cache,
     )
     share = _share(config, sum(map(len, parts)))
-    train, validation = (part.span(0, round(len(part) * share)) for part in parts)
-    rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
-    return Corpus(name, *rows, ByteTokenizer(), text.TokenFiles([train, validation]))
+    files = [part.span(0, round(len(part) * share)) for part in parts]
+    return _split_corpus(name, files, config, text.TokenFiles(files if config.test_fraction else files[:2]))
+
+
+def _split_corpus(name: str, parts: Sequence[text.Tokens], config: DataConfig, origin: text.Tokens) -> Corpus:
+    """A corpus of bytes, in its parts: for training, for validation and, maybe empty, for a test."""
+    (train, validation, test), length = parts, row_length(config)
+    rows = _text_rows(name, train, validation, length, BYTES.eos)
+    if config.test_fraction and not len(test):
+        raise UserError(
+            f"Give a longer text, or raise data.test_fraction above {config.test_fraction:g}: of the "
+            f"{len(train) + len(validation)} tokens of {name} none is left for a test."
+        )
+    return Corpus(
+        name, *rows, ByteTokenizer(), origin, test=TextRows(test, length, BYTES.eos) if config.test_fraction else None
+    )
 
 
 def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:
@@ -236,21 +268,28 @@ def _text_rows(
 
 
 def load_questions(config: DataConfig) -> Corpus:
-    """The built-in questions, as many as fit into `data.limit` tokens; the last ones are for validation."""
+    """The built-in questions, as many as fit into `data.limit` tokens; the last ones are for validation, those before
+    them for a test."""
     tokenizer, length = ByteTokenizer(), config.sequence_length or DEFAULT_LENGTH
     rows = [row for row in _question_rows() if row.prompt < length]
     if config.limit is not None:
         rows = rows[: max(2, config.limit // length)]
-    kept = len(rows) - max(1, round(len(rows) * config.validation_fraction))
-    if kept < 1:
+    tail = len(rows) - max(1, round(len(rows) * config.validation_fraction))
+    head = tail - (max(1, round(len(rows) * config.test_fraction)) if config.test_fraction else 0)
+    if head < 1:
         raise UserError(f"Raise data.sequence_length above {length}: few questions of {QUESTIONS} are so short.")
-    train, validation = rows[:kept], rows[kept:]
+    parts = [part for part in (rows[:head], rows[tail:], rows[head:tail]) if part]
     tokens = np.array([token for row in rows for token in row.tokens])
-    pad = tokenizer.vocabulary.eos
-    regions = (_answer_rows(train, length, pad), _answer_rows(validation, length, pad))
-    counted = [min(len(row.tokens), length) - row.prompt for row in validation]
-    size = sum(min(row.size, tokens) for row, tokens in zip(validation, counted))
-    return Corpus(QUESTIONS, *regions, tokenizer, tokens, size / sum(counted))
+    train, validation, *test = (_answer_rows(part, length, tokenizer.vocabulary.eos) for part in parts)
+    _, *sizes = (_bytes_per_token(part, length) for part in parts)
+    corpus = Corpus(QUESTIONS, train, validation, tokenizer, tokens, sizes[0])
+    return replace(corpus, test=test[0], test_bytes_per_token=sizes[1]) if test else corpus
+
+
+def _bytes_per_token(rows: list[ChatRow], length: int) -> float:
+    """Of the answers, as far as they fit into rows, each with its end token."""
+    counted = [min(len(row.tokens), length) - row.prompt for row in rows]
+    return sum(min(row.size, tokens) for row, tokens in zip(rows, counted)) / sum(counted)
 
 
 def _question_rows() -> Iterator[ChatRow]:

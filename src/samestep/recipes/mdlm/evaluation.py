@@ -1,4 +1,5 @@
-"""`samestep evaluate`: a trained model on the tasks of lm-evaluation-harness, through its Python API.
+"""`samestep evaluate --tasks`: a trained model on the tasks of lm-evaluation-harness, through its Python API; without
+tasks, a run on what it held back (held_out.py).
 
 The harness makes three kinds of request: how likely an answer is after a prompt, how likely a whole text is, and what
 the model generates. Every rank gets all requests, computes its share, and gathers the rest: the results are those of
@@ -21,7 +22,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,7 @@ from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.generating import Dtype, open_network
+from samestep.recipes.mdlm.held_out import measure_held_out
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.sampling import (
     SamplingConfig,
@@ -51,6 +53,7 @@ from samestep.recipes.mdlm.sampling import (
     say_tokens_a_pass,
     until_end,
 )
+from samestep.train.trained.held_out import show_metrics
 
 COUNT = noise.purpose("mdlm.likelihood.count")
 CHOICE = noise.purpose("mdlm.likelihood.choice")
@@ -64,11 +67,13 @@ HarnessRequest = Any
 
 @dataclass(frozen=True)
 class EvaluationOptions(CheckedConfig):
-    """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.block_length 32),
-    but its length and temperature are the task's."""
+    """Without tasks: a run on the part of its data that it held back. Else which tasks, and how: text is generated with
+    the settings of `sampling` (--sampling.block_length 32), but its length and temperature are the task's."""
 
     tasks: str = ""
-    """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them."""
+    """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them. Without any:
+    the metrics of validation, on the run's test part (data.test_fraction), or where it has none on its validation part;
+    the result says which."""
     include_path: Path | None = None
     """A folder with task files (YAML) of your own; local data needs no network."""
     limit: Count | None = None
@@ -89,8 +94,9 @@ class EvaluationOptions(CheckedConfig):
 
     def __post_init__(self) -> None:
         """Refuse wrong options before the model is opened."""
-        if not self.names:
-            raise UserError("Name at least one task: --tasks NAME,...")
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if not self.names and (others := [name for name in given if name not in ("tasks", "dtype")]):
+            raise UserError(f"Name the tasks that --{others[0]} is for: --tasks NAME,...; or leave it out.")
         if self.include_path is not None and not self.include_path.is_dir():
             raise UserError(f"Give --include_path a folder with task files; {self.include_path} is not a folder.")
 
@@ -100,7 +106,11 @@ class EvaluationOptions(CheckedConfig):
 
 
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> Mapping[str, Any]:
-    """The harness's results of a trained model, on rank 0."""
+    """The harness's results of a trained model, on rank 0; without tasks, the metrics of what its run held back."""
+    if not options.names:
+        if trained.run is None:
+            raise UserError(f"Name tasks for {trained.source}, --tasks NAME,...: only a run has held back data.")
+        return measure_held_out(trained, options.dtype, world)
     try:
         harness = importlib.import_module("lm_eval")
     except ImportError:
@@ -183,6 +193,9 @@ def _as_harness_model(model: Callable[[], "HarnessModel"]) -> Any:
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print them, one row per metric."""
+    if "part" in results:
+        show_metrics(trained, results)
+        return
     numbers = [Column(name, is_number=True) for name in ("value", "error")]
     columns = (Column("task"), Column("questions", is_number=True), Column("metric"), *numbers)
     PlainConsole().print(Table(columns, list(metric_rows(results)), f"{trained.source}").drawn())

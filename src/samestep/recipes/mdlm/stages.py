@@ -19,6 +19,7 @@ from samestep.models.hub_download import hub_model
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, holds_chats, load, row_length
+from samestep.recipes.mdlm.held_out import CORPUS
 from samestep.recipes.mdlm.objective import Objective, nll_metrics, pair_rows
 from samestep.recipes.mdlm.pretrained import (
     copy_tokenizer_files,
@@ -128,11 +129,12 @@ def stages(config: MdlmConfig) -> list[Stage]:
 def describe(config: MdlmConfig) -> dict[str, str]:
     """The dataset and the network, for the banner."""
     network = config.model
-    shape = f"{network.n_layers} layers of width {network.d_model}, {network.vocab_size:,} tokens"
+    shape = f"{network.n_layers} layers of width {network.d_model}"
     source = named_source(config)
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
         "model": f"{source} ({shape})" if source else shape,
+        "vocabulary size": f"{network.vocab_size:,}",
     }
 
 
@@ -145,7 +147,7 @@ def _build(bench: Bench) -> Fit:
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = _training_feed(bench, text, objective)
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
-        write_json(bench.artifact("corpus.json"), text.describe())
+        write_json(bench.artifact(CORPUS), text.describe())
         if not bench.resumed:
             if initial is not None:
                 copy_tokenizer_files(initial.tokenizer, bench.artifact(TOKENIZER))

@@ -1,6 +1,5 @@
 """Finding a recipe: by its folder in `samestep.recipes`, by import path, or by file."""
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -15,6 +14,7 @@ from types import ModuleType
 
 from samestep.core.arguments import described
 from samestep.core.errors import UserError
+from samestep.core.near_names import did_you_mean
 from samestep.train.api.recipe import Recipe
 
 RECIPES_PACKAGE = "samestep.recipes"
@@ -149,6 +149,5 @@ def _exists(target: str) -> bool:
 
 def _unknown(name: str) -> str:
     known = known_recipes()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(name, known)
     return f"there is no recipe {name!r}{hint}; known are {', '.join(known)}, or give the import path of your own"

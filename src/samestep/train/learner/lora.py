@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.weight_sources import copy_into
 from samestep.core.errors import UserError
+from samestep.core.near_names import nearest
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.dropout import keyed_dropout
 from samestep.train.learner.initialization import seed_of
@@ -101,7 +101,7 @@ def _target_names(network: nn.Module, targets: str | Sequence[str]) -> list[str]
     found = {target: [name for name in every if name == target or name.endswith(f".{target}")] for target in targets}
     for target in targets:
         if not found[target]:
-            close = get_close_matches(target, sorted({name.rpartition(".")[2] for name in every}), 3, 0.3)
+            close = nearest(target, sorted({name.rpartition(".")[2] for name in every}), least=0.3)
             raise UserError(
                 f"Lora(targets=...) names {target!r}, which is no layer of {type(network).__name__}"
                 + (f"; did you mean {' or '.join(close)}?" if close else "; name layers by the end of their names")

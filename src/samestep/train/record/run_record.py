@@ -24,6 +24,7 @@ from samestep.core.json_files import (
     write_json,
 )
 from samestep.core.launch_env import LAUNCH_ID
+from samestep.core.near_names import did_you_mean
 from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.core.status import is_done, set_status
@@ -334,7 +335,7 @@ def find_run(text: str, out: str = "runs", *, damaged: bool = False) -> RunDir:
             raise
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
-    raise UserError(f"{text!r} is not a run directory; {listed}")
+    raise UserError(f"{text!r} is not a run directory{did_you_mean(text, known)}; {listed}")
 
 
 def stage_folders(rundir: RunDir) -> list[Path]:

@@ -50,7 +50,7 @@ class StageRun:
         self._world.activity.stage = self._stage.name
         setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
         with self._context.stop.setting_up(), setting_up, refusing_full_disk(self._rundir.path):
-            ready = self._set_up()
+            ready = self.set_up()
         first = self._progress.step
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
@@ -72,7 +72,7 @@ class StageRun:
         self._status(ready, outcome.value, **stopped)
         return outcome
 
-    def _set_up(self) -> ReadyStage:
+    def set_up(self) -> ReadyStage:
         """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
         set_precision(self._config, self._world)

@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from samestep.checkpoint.files import remove_folder
 from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.safetensor_files import save_safetensors, write_safetensors
-from samestep.checkpoint.weight_files import check_shapes
+from samestep.checkpoint.weight_files import check_shapes, mark_of
 from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.config import dump
 from samestep.core.errors import UserError
@@ -38,6 +39,8 @@ EXPORT_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ADAPTERS = ("merge", "keep")
 PLAIN = "The weights of a network, under its own names; other programs know no class that computes the same."
 """Of a network that is exported as it is."""
+_MARK = "exported by samestep"
+"""Of a .pt file."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -114,7 +117,7 @@ def export_network(
     is_file, learner = target.suffix == ".safetensors", trained.learner_name()
     (_refuse_existing_file if is_file else check_target)(target, overwrite)  # before the network is read
     weights, kind = merged_weights(trained.network(learner)), EXPORT_TYPES[dtype] if dtype else None
-    record = published_record(trained, learner)
+    record = told_record(trained, learner)
     if is_file:
         with _staging_file(target, overwrite) as staging:
             save_weights(staging, weights, kind, record)
@@ -122,8 +125,16 @@ def export_network(
     file = f"{learner}.safetensors"
     with staging_folder(target, overwrite, record) as folder:
         save_weights(folder / file, weights, kind, record)
-        write_card(folder, trained_card(trained, PLAIN, load_lines("path/to/this/folder"), licence))
+        card = trained_card(trained, PLAIN, load_lines("path/to/this/folder"), licence, base=_base(trained, learner))
+        write_card(folder, card)
     return target / file
+
+
+def _base(trained: Trained, learner: str) -> str | None:
+    """The model that a learner began as, where a setting names it."""
+    setting = trained.recipe.model_settings.get(learner)
+    name = attrgetter(setting)(trained.config) if setting else None
+    return f"`{told_text(name) or 'a model whose name is not told'}`" if name else None
 
 
 def load_lines(path: object) -> list[str]:
@@ -136,20 +147,15 @@ def quoted(path: object) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def published_record(trained: Trained, learner: str) -> PublishedRecord:
-    """What is needed to build the network of a learner again."""
-    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
-    return PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
-
-
 def told_record(
     trained: Trained, learner: str, form: str = "", models: Mapping[str, str] | None = None
 ) -> PublishedRecord:
-    """The same for a folder that is whole without the machine it was made on; `models` are in it, by their settings."""
-    record = published_record(trained, learner)
-    settings = {name: value for name, value in told(record.config).items() if name not in ("out", "name", "log")}
-    recipe = told_text(record.recipe) or UNNAMED
-    return replace(record, recipe=recipe, config=settings, form=form, models=dict(models or {}))
+    """What is needed to build the network of a learner again, and nothing of the machine it was made on; `models` are
+    in the folder, by their settings."""
+    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
+    settings = {name: value for name, value in told(dump(trained.config)).items() if name not in ("out", "name", "log")}
+    recipe = told_text(trained.name) or UNNAMED
+    return PublishedRecord(recipe, trained.stage, step, learner, settings, form, dict(models or {}))
 
 
 def export_weight_files(trained: Trained, target: Path, overwrite: bool = False) -> list[Path]:
@@ -166,7 +172,7 @@ def export_weight_files(trained: Trained, target: Path, overwrite: bool = False)
     for file in files.values():
         _refuse_existing_file(file, overwrite)
     trained.check_intact()
-    write_weights(trained.source, {keys[name]: [file] for name, file in files.items()})
+    write_weights(trained.source, {keys[name]: [file] for name, file in files.items()}, mark=_MARK)
     return list(files.values())
 
 
@@ -198,10 +204,11 @@ def _staging_file(file: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _refuse_existing_file(file: Path, overwrite: bool) -> None:
-    """Only a file that was exported is ever replaced; a .pt file does not say what it is."""
+    """Only a file that was exported is ever replaced."""
     if not file.exists():
         return
-    if not file.is_file() or (file.suffix == ".safetensors" and _record_in(file) is None):
+    is_exported = mark_of(file) == _MARK if file.suffix == ".pt" else _record_in(file) is not None
+    if not (file.is_file() and is_exported):
         raise UserError(f"{file} exists and was not exported by samestep; choose another name")
     if not overwrite:
         raise UserError(f"{file} exists; choose another name, or replace it with --overwrite")

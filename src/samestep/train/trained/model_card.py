@@ -9,9 +9,15 @@ from typing import Any
 
 from samestep.checkpoint.manifest import read_manifest
 from samestep.core.config import build, dump
+from samestep.core.config.no_effect import TYPED
+from samestep.core.errors import UserError
 from samestep.core.json_files import JsonLines
 from samestep.core.safe_files import write_text
+from samestep.data.text import UNPACKED
+from samestep.train.api.given_settings import check_given
+from samestep.train.api.recipe import Recipe
 from samestep.train.record.fixed_values import DATA, read_fixed
+from samestep.train.record.run_record import RunRecord
 from samestep.train.trained.told import told, told_text
 from samestep.train.trained.trained_model import Trained
 from samestep.train.weights.sources import is_checkpoint
@@ -21,6 +27,8 @@ UNNAMED = "recipe of its own"
 """A recipe whose name may not be told."""
 _OF_THE_MACHINE = ("out", "name", "preset", "log.", "watch.", "checkpoint.", "distributed.", "num_workers", "prefetch")
 _OF_THE_LAUNCH = ("max_time", "until", "start_over", "extend", "profile", "evidence")
+_WHERE = ("stage", "step", "epoch")
+"""What every row of metrics begins with."""
 _FIRST_WEIGHTS = ("init_from", "continue_from", "stages_from")
 
 
@@ -65,7 +73,7 @@ def trained_card(
     command = ""
     if is_checkpoint(trained.source):  # of any other source nobody knows how it was trained
         facts |= _training(trained) | {f"Data for {purpose}": rows for purpose, rows in data.items()}
-        command = "\n\n" + code_block("sh", [_command(trained)])
+        command = "\n\n" + code_block("sh", _command(trained))
     metrics = {"value": validation_metrics(trained)}
     return ModelCard(
         title=f"{recipe}: {trained.learner_name()}",
@@ -75,7 +83,7 @@ def trained_card(
         sections={
             **(sections or {}),
             "Training": listing(facts) + command,
-            "Evaluation": metrics_table(metrics, _measured_on(data.get("validation", ""))),
+            "Evaluation": metrics_table(metrics, _measured_on(trained, data.get("validation", ""))),
         },
     )
 
@@ -84,12 +92,13 @@ def _training(trained: Trained) -> dict[str, str]:
     """What a checkpoint and its configuration say."""
     config = trained.config
     return {
+        "Network": told_text(_described(trained, trained.learner_name(), "model")) or "",
         "Stage": f"`{trained.stage}`",
         "First weights": ", ".join(_first_weights(told(dump(config)))),
         "Steps": f"{read_manifest(trained.source).step:,}",
         "Rows a step": str(config.global_batch_size or ""),
         "Seed": str(config.seed),
-        "Data": told_text(_described(trained)) or "",
+        "Data": told_text(_described(trained, "dataset")) or "",
     }
 
 
@@ -107,10 +116,10 @@ def _first_weights(settings: Mapping[str, Any]) -> Iterable[str]:
             yield f"`{value}`"
 
 
-def _described(trained: Trained) -> str:
-    """The data, as the banner of the run names it."""
-    describe = trained.recipe.describe
-    return "" if describe is None else str(describe(trained.config).get("dataset", ""))
+def _described(trained: Trained, *names: str) -> str:
+    """The first of these facts that the banner of the run has."""
+    facts = trained.recipe.describe(trained.config) if trained.recipe.describe else {}
+    return next((str(facts[name]) for name in names if name in facts), "")
 
 
 def _data(trained: Trained) -> dict[str, str]:
@@ -120,27 +129,53 @@ def _data(trained: Trained) -> dict[str, str]:
     found = {}
     for purpose, feeds in recorded.items():
         paths = (Path(file["path"]) for feed in feeds for file in feed.get("files", []) if "path" in file)
-        files = sorted({path.name for path in paths if not path.absolute().is_relative_to(own)})
+        named = (path for path in paths if path.suffix != UNPACKED)  # made of other files, which have names
+        files = sorted({path.name for path in named if not path.absolute().is_relative_to(own)})
         rows = " and ".join(dict.fromkeys(f"{feed['rows']:,}" for feed in feeds))
         found[purpose] = f"{rows} rows" + f" of {', '.join(files)}" * bool(files)
     return found
 
 
-def _measured_on(rows: str) -> str:
+def _measured_on(trained: Trained, rows: str) -> str:
     part = "the part of the data that was kept for validation" + f" ({rows})" * bool(rows)
-    return f"at this step, on {part}; checkpoints are chosen by that part, so it is no test"
+    is_chosen = any(stage.name == trained.stage and stage.best for stage in trained.recipe.stages(trained.config))
+    return f"at this step, on {part}" + "; checkpoints are chosen by that part, so it is no test" * is_chosen
 
 
-def _command(trained: Trained) -> str:
-    """The command that trains it again: what differs from its preset, without what is of one machine or launch."""
-    config, recipe = trained.config, trained.recipe
+def _command(trained: Trained) -> list[str]:
+    """The command that trains it again: what differs from its preset, without what is of one machine or launch; and a
+    remark where something of it is not told."""
+    config, recipe = _as_started(trained), trained.recipe
     preset = dump(build(recipe.config, dict(recipe.presets.get(config.preset, {}))))
     words = ["samestep", "train", told_text(trained.name) or UNNAMED]
     words += ["--preset", config.preset] if config.preset in recipe.presets else []
-    for name, value in _differing(told(preset), told(dump(config))):
-        if not name.startswith((*_OF_THE_MACHINE, *_OF_THE_LAUNCH)) and value is not None:
-            words.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
-    return " ".join(shlex.quote(word) for word in words)
+    untold = []
+    for name, value in _differing(preset, dump(config)):
+        if name.startswith((*_OF_THE_MACHINE, *_OF_THE_LAUNCH)) or not _has_effect(recipe, config, name):
+            continue
+        said = told({name.rpartition(".")[2]: value})  # with its name, by which a secret is known
+        (found,) = said.values() or (None,)
+        if found is None and value is not None:
+            untold.append(name)
+        else:
+            words.append(f"{name}={found if isinstance(found, str) else json.dumps(found)}")
+    remark = [f"# with another {name}, which is not told" for name in untold]
+    return [*remark, " ".join(shlex.quote(word) for word in words)]
+
+
+def _as_started(trained: Trained) -> Any:
+    """The configuration of the whole run, of which a stage may have changed its own; of a checkpoint alone, its own."""
+    record = RunRecord.read(trained.run) if trained.run else None
+    return trained.config if record is None else build(trained.recipe.config, record.config)
+
+
+def _has_effect(recipe: Recipe, config: Any, name: str) -> bool:
+    """Whether a setting may be given beside the others: some were found for the run, and would be refused."""
+    try:
+        check_given(recipe, config, {name: TYPED})
+    except UserError:
+        return False
+    return True
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -160,9 +195,16 @@ def validation_metrics(trained: Trained) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in JsonLines(trained.run.metrics):
         if row.get("stage") == trained.stage and row.get("step") == step:
-            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            found |= {name.removeprefix("val/"): value for name, value in numbers.items() if name.startswith("val/")}
+            found |= _of_validation(row)
     return found
+
+
+def _of_validation(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a row that is of a validation: unlike those of training, all their names begin alike."""
+    numbers = {name: value for name, value in row.items() if name not in _WHERE and isinstance(value, int | float)}
+    sections = {name.rpartition("/")[0] and name.partition("/")[0] for name in numbers}
+    is_one = len(sections) == 1 and "" not in sections
+    return {name.partition("/")[2]: value for name, value in numbers.items()} if is_one else {}
 
 
 def listing(facts: Mapping[str, str]) -> str:

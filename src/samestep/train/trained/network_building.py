@@ -92,11 +92,11 @@ class LoadingBench(Bench):
 
 
 def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
-    stage = _find_stage(trained)
+    stage = find_stage(trained)
     with tempfile.TemporaryDirectory(prefix="samestep-load-") as folder:
         rundir = RunDir(Path(folder) / "run")
         if trained.run is not None:
-            _copy_run(trained.run, rundir, stage.name)
+            copy_run(trained.run, rundir, stage.name)
         settings = (trained.config, rundir, stage.name, Screen(False), trained.recipe.unused)
         bench = LoadingBench(World.single(), *settings, start=stage.start, resumed=True)
         bench.wanted = learner
@@ -118,7 +118,7 @@ def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
     raise UserError(f"stage {stage.name!r} of {trained.name} makes no learner {learner!r} any more; it makes {made}")
 
 
-def _find_stage(trained: TrainedStage) -> Stage:
+def find_stage(trained: TrainedStage) -> Stage:
     if not trained.stage:
         raise UserError(
             f"a published model does not say which stage of {trained.name} made it; give the recipe `networks`, which "
@@ -135,14 +135,21 @@ def _find_stage(trained: TrainedStage) -> Stage:
     return found
 
 
-def _copy_run(run: RunDir, target: RunDir, stage: str) -> None:
-    """A copy for `build` to read and to write: what belongs to the stage is copied, all else is linked."""
+def copy_run(run: RunDir, target: RunDir, stage: str, checkpoint: Path | None = None) -> None:
+    """A copy for `build` to read and to write: what belongs to the stage is copied, all else is linked. Of the stage's
+    checkpoints it has the one that is named, if one is."""
     fixed = read_fixed(run)
     for known in fixed.values():
         for name in _NOT_COMPARED:
             known.pop(name, None)
     write_json(target.first_launch, fixed)
-    target.checkpoints("x").parent.symlink_to(run.checkpoints("x").parent.absolute(), target_is_directory=True)
+    for folder in sorted(run.checkpoints("x").parent.glob("*")):
+        copy = target.checkpoints(folder.name)
+        if folder.name == stage and checkpoint is not None:
+            copy.mkdir(parents=True)
+            folder, copy = checkpoint, copy / checkpoint.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(folder.absolute(), target_is_directory=True)
     for artifacts in sorted(run.artifacts("x").parent.glob("*")):
         copy = target.artifacts(artifacts.name)
         copy.parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from samestep.core.typed_json import from_json
 
 RECORD = "samestep.json"
 """The file of the record in an exported folder."""
-TRANSFORMERS, PEFT = "transformers", "peft"
+TRANSFORMERS, PEFT, SENTENCE_TRANSFORMERS = "transformers", "peft", "sentence-transformers"
 _KEY = "samestep"
 
 
@@ -30,7 +30,7 @@ class PublishedRecord:
     config: dict[str, Any] | None = None
     """The settings; None where the recipe reads them from files of its own."""
     form: str = ""
-    """Of a language model in another program's form: TRANSFORMERS or PEFT."""
+    """Of a folder in another program's form: TRANSFORMERS, PEFT or SENTENCE_TRANSFORMERS."""
     models: dict[str, str] = field(default_factory=dict)
     """Settings that name a model in the folder itself, which may be moved: its path from there."""
     files: Sequence[str] = ()

@@ -19,6 +19,7 @@ from samestep.models.causal_folder import open_causal_lm
 from samestep.models.hub import resolve_model
 from samestep.models.hub_download import hub_model
 from samestep.models.model_files import weights_in
+from samestep.models.sentence_folder import open_encoder
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
@@ -29,7 +30,7 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.record.run_record import RunRecord, find_run, run_path
 from samestep.train.trained.network_building import BuiltNetwork, TrainedStage, build_network
-from samestep.train.trained.published import PEFT, RECORD, TRANSFORMERS, read_record
+from samestep.train.trained.published import PEFT, RECORD, SENTENCE_TRANSFORMERS, TRANSFORMERS, read_record
 from samestep.train.weights.bases import find_base
 from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.weights.sources import (
@@ -70,7 +71,7 @@ class Trained:
     averaged: bool = True
     """Whether the averaged weights are used, if its run averaged them."""
     form: str = ""
-    """Of an exported language model in the form of another library: of which."""
+    """Of an exported folder in the form of another library: of which."""
     networks_in_use: dict[Any, nn.Module] | None = None
     """Where networks are kept that were loaded, so that they are not loaded again; None: they are not kept."""
 
@@ -150,6 +151,8 @@ class Trained:
     def _built(self, name: str, device: torch.device | str, dtype: torch.dtype | None) -> nn.Module:
         if self.form == TRANSFORMERS:
             return open_causal_lm(self.source).network().to(device=device, dtype=dtype).eval()
+        if self.form == SENTENCE_TRANSFORMERS:
+            return open_encoder(self.source).load().to(device=device, dtype=dtype)
         # `networks` gives plain networks, and only `build` knows their adapters.
         is_adapted = self._base_hash(name) is not None
         recipe = replace(self.recipe, networks=None) if is_adapted else self.recipe

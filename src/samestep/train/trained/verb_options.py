@@ -13,7 +13,8 @@ from samestep.core.config import (
     switch_takes,
     takes_any,
 )
-from samestep.core.config.schema import locate, unknown_setting
+from samestep.core.config.schema import locate
+from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
 from samestep.train.api.recipe import Recipe, Verb
 

@@ -58,13 +58,13 @@ def learner_parts(state: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
     return {name: {"state": key, "average": averages.get(name)} for name, key in learners.items()}
 
 
-def write_weights(checkpoint: Path, files: Mapping[str, Sequence[Path]]) -> None:
+def write_weights(checkpoint: Path, files: Mapping[str, Sequence[Path]], mark: str = "") -> None:
     """Write plain weight files from an intact checkpoint: `files` are by the key of a learner's state in it. Called on
     rank 0 alone."""
     for key, targets in files.items():
         weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False) if targets else {}
         for target in targets:
-            save_weights(target, weights)
+            save_weights(target, weights, mark=mark)
 
 
 def learners_of_run(rundir: RunDir) -> set[str]:

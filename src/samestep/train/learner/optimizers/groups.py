@@ -7,13 +7,13 @@ Patterns are those of file names (`*` also matches dots), and the first that mat
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from samestep.core.errors import UserError
+from samestep.core.near_names import nearest
 from samestep.parallel.build import without_wrappers
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -102,7 +102,7 @@ def check_matches(pattern: str, parameters: Any) -> None:
     if any(matches(pattern, names) for names in parameters):
         return
     every = [name for names in parameters for name in names]
-    close = get_close_matches(pattern, every, n=3, cutoff=0.0)
+    close = nearest(pattern, every, least=0.0)
     raise UserError(
         f"the pattern {pattern!r} matches no trainable parameter; the closest names are {', '.join(map(repr, close))}"
     )
