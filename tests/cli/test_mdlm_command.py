@@ -1,11 +1,8 @@
-"""The recipe mdlm as its users run it: their flags, their scripts, their files, chats of their own."""
+"""The recipe mdlm as its users run it: their flags, their files, chats of their own."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from samestep.cli.main import main
 from samestep.core.json_files import read_json
 
 pytestmark = pytest.mark.timeout(900)
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "mdlm"
 SMALL = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--sampling.max_new_tokens=4"]
 LABELS = ("dataset", "model", "batch size per GPU", "total batch size", "epochs", "learning rate", "save directory")
 LABELS += ("number of GPUs", "parameters", "mixed precision")
@@ -83,30 +79,3 @@ def test_chats_for_a_published_model_name_it_in_the_next_command_which_works_as_
     (Path("my model") / "model.safetensors").unlink()
     assert main(["data", "prepare", "chats.jsonl", "--tokenizer", "my model", "--sequence_length", "40"]) == 0
     assert capsys.readouterr().out.strip().endswith("--data_dir chats_processed"), "there is no model to begin with"
-
-
-def test_the_scripts_that_people_know(shell: Shell) -> None:
-    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    small = [*SMALL, "--model_name=null", "--max_steps=1", "--samples_at_end=0", "--save_dir=out", "--name=a"]
-    launched = subprocess.run(
-        [
-            SCRIPTS / "launch_training.sh",
-            "2",
-            "pydoc-questions",
-            "--data.limit=null",
-            "--data.sequence_length=80",
-            *small,
-        ],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert launched.returncode == 0, launched.stderr
-    assert "0 (2 processes on the CPU)" in launched.stdout
-    assert Path("out/a/status.json").exists()
-    offline = {**env, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(shell.folder / "cache")}
-    command = [sys.executable, SCRIPTS / "train_llada_pretrained.py"]
-    alone = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=100)
-    assert alone.returncode == 2
-    assert "Unset HF_HUB_OFFLINE, or name a folder; GSAI-ML/LLaDA-8B-Instruct is not complete in" in alone.stderr

@@ -163,7 +163,7 @@ def test_what_no_recipe_knows_is_refused_before_its_weights_are_downloaded(
         assert "config.json" in hub.fetched() and "model.safetensors" not in hub.fetched()
 
 
-def train_on_a_rank(url: str, cache: str, command: list[str]) -> None:
+def run_on_a_rank(url: str, cache: str, command: list[str]) -> None:
     from huggingface_hub import constants
 
     for name, value in constants_of(url, cache).items():
@@ -172,7 +172,7 @@ def train_on_a_rank(url: str, cache: str, command: list[str]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_download_once(home: Path) -> None:
+def test_two_ranks_download_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = files_of(llada_folder(home / "llada", home / "ran"))
     (home / "text.txt").write_text(TEXT)
     prepare = ["data", "prepare", "text.txt", "--tokenizer", "llada", "--sequence_length", "16", "--out", "data"]
@@ -180,6 +180,13 @@ def test_two_ranks_download_once(home: Path) -> None:
     train = ["train", "mdlm", "preset=verify", *SHARED, "samples_at_end=0", "model_name=org/llada", "max_steps=1"]
     train += ["data.path=data", "data.limit=null", "name=a"]
     with serving({"org/llada": files}) as hub:
-        run_on_ranks(train_on_a_rank, 2, hub.url, str(home / "cache"), train, logs=home / "logs", timeout=300)
+        run_on_ranks(run_on_a_rank, 2, hub.url, str(home / "cache"), train, logs=home / "logs", timeout=300)
         wanted = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
         assert hub.fetched() == wanted, "the small files for the settings, the weights for the training"
+        hub.requests.clear()
+        sample = ["sample", "org/llada", "--prompt", "1 and", "--samples", "2", "--max_new_tokens", "4", "--out"]
+        run_on_ranks(run_on_a_rank, 2, hub.url, str(home / "new"), [*sample, "two.jsonl"], logs=home / "logs_2")
+        assert hub.fetched() == wanted
+    use("http://127.0.0.1:9", home / "new", monkeypatch)
+    assert main([*sample, "one.jsonl"]) == 0
+    assert Path("one.jsonl").read_text() == Path("two.jsonl").read_text()
