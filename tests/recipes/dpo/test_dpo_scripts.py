@@ -105,7 +105,7 @@ def test_the_aurora_script_starts_a_rank_for_each_tile(tmp_path: Path) -> None:
     env = {**node_file(tmp_path, ["x1", "x1", "x2"]), "FLAGS": "--beta 0.2  name=b", "MAX_TIME": "5h"}
     found = call([AURORA, "--train_data", "my pairs.json"], Path("/"), python="python3", more=env)
     assert found.returncode == 0, found.stderr
-    cores = yaml.safe_load(SITE.read_text())["cpu_bind"]
+    cores = yaml.safe_load(SITE.read_text())["layouts"]["12"]["cpu_bind"]
     assert shlex.split(found.stdout) == [
         *("mpiexec", "-n", "24", "--ppn", "12", "--hostfile", str(tmp_path / "nodes"), "--cpu-bind", cores),
         *("python3", "-P", "-u", "-m", "samestep", "train", "dpo", "--preset", "proteinmpnn", "--max_time", "5h"),
@@ -114,14 +114,25 @@ def test_the_aurora_script_starts_a_rank_for_each_tile(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["nodes"], "nothing was started"
 
 
-def test_the_aurora_script_sets_what_the_site_file_sets(tmp_path: Path) -> None:
+def test_the_aurora_script_refuses_other_numbers_of_ranks(tmp_path: Path) -> None:
+    found = call([AURORA], Path("/"), more={**node_file(tmp_path, ["x1"]), "RANKS_PER_NODE": "4"})
+    assert found.returncode == 2
+    assert "RANKS_PER_NODE must be 12 (a tile each) or 6 (a whole GPU each), not 4" in found.stderr
+
+
+@pytest.mark.parametrize("per_node", ["12", "6"])
+def test_the_aurora_script_sets_what_the_site_file_sets(tmp_path: Path, per_node: str) -> None:
     """A program in place of mpiexec prints its environment."""
     printer = tmp_path / "printer"
-    printer.write_text("#!/bin/sh\nenv\n")
+    printer.write_text('#!/bin/sh\nenv\necho words="$*"\n')
     printer.chmod(0o755)
     env = {**node_file(tmp_path, ["x1"]), "DRY_RUN": "", "MPIEXEC": str(printer), "OMP_NUM_THREADS": ""}
+    env["RANKS_PER_NODE"] = per_node
     found = dict(line.partition("=")[::2] for line in call([AURORA], tmp_path, more=env).stdout.splitlines())
-    wanted = yaml.safe_load(SITE.read_text())["env"]
+    site = yaml.safe_load(SITE.read_text())
+    layout = site["layouts"][per_node]
+    wanted = {**site["env"], **layout["env"]}
+    assert f"-n {per_node} --ppn {per_node}" in found["words"] and layout["cpu_bind"] in found["words"]
     assert len(wanted) > 5
     assert {name: found.get(name) for name in wanted} == wanted
     assert found["MASTER_ADDR"].endswith(".hsn.cm.aurora.alcf.anl.gov")
