@@ -5,10 +5,11 @@ import torch
 from torch import cuda
 
 from samestep.core.errors import UserError
-from samestep.world.device import choose_backend, choose_device
+from samestep.world import device
+from samestep.world.device import choose_backend, choose_device, notes
 from samestep.world.rank_discovery import RankInfo
 
-CPU = torch.device("cpu")
+CPU, XPU = torch.device("cpu"), torch.device("xpu")
 
 
 def rank_info(local_rank: int = 0, local_size: int = 1) -> RankInfo:
@@ -61,6 +62,52 @@ def test_auto_backend_follows_the_device() -> None:
 def test_an_unavailable_backend_names_what_is_available() -> None:
     with pytest.raises(UserError, match=r"'ccl' is not available.*auto, .*gloo"):
         choose_backend("ccl", CPU)
+
+
+def has(monkeypatch: pytest.MonkeyPatch, *backends: str) -> None:
+    """This machine has exactly these backends."""
+    for name in device._AVAILABLE:
+        monkeypatch.setitem(device._AVAILABLE, name, lambda name=name: name in backends)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "chosen", "said"),
+    [
+        (["gloo", "ccl", "xccl"], "ccl", "ccl", ""),
+        (["gloo", "ccl"], "ccl", "ccl", ""),
+        (["gloo", "xccl"], "ccl", "xccl", "oneccl_bindings_for_pytorch is not installed"),
+        (["gloo", "xccl"], "xpu", "xccl", ""),
+        (["gloo", "ccl"], "xpu", "ccl", ""),
+        (["gloo", "xccl"], "auto", "xccl", ""),
+    ],
+)
+def test_the_backend_of_an_xpu(
+    there: list[str], wanted: str, chosen: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, *there)
+    assert choose_backend(wanted, XPU) == chosen
+    found = notes(wanted, chosen, XPU, rank_info())
+    assert len(found) == bool(said) and all(note.startswith(said) for note in found)
+
+
+@pytest.mark.parametrize(("ranks", "devices", "said"), [(12, 12, 0), (6, 12, 1), (6, 6, 0), (1, 12, 0)])
+def test_tiles_that_nobody_uses_are_mentioned(
+    ranks: int, devices: int, said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: devices)
+    found = notes("auto", "xccl", XPU, rank_info(0, ranks))
+    assert len(found) == said and all("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE" in note for note in found)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "on"), [(["gloo"], "ccl", XPU), (["gloo", "xccl"], "ccl", CPU), (["gloo", "xccl"], "nccl", XPU)]
+)
+def test_no_other_backend_takes_the_place_of_the_named_one(
+    there: list[str], wanted: str, on: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, *there)
+    with pytest.raises(UserError, match=f"{wanted!r} is not available"):
+        choose_backend(wanted, on)
 
 
 def test_nccl_never_runs_on_the_cpu() -> None:

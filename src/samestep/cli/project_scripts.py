@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.cli.main import main
+from samestep.cli.train import is_first_process
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_USER, UserError, print_error
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
-from samestep.world.rank_discovery import discover
 
 
 def train_with(recipe: str, settings: Path, *, note: str = "", args: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def train_with(recipe: str, settings: Path, *, note: str = "", args: Sequence[st
     differs from the scripts that its users know.
     """
     typed = list(sys.argv[1:] if args is None else args)
-    if note and _is_first_process():
+    if note and is_first_process(os.environ):
         print_text(note)
     try:
         resumed = split_options(typed, ["resume"])[0].get("resume")
@@ -53,10 +53,3 @@ def with_config_file(args: Sequence[str], scripts: Path, settings: Path) -> list
         )
     name = [f"--config-name={options['config-name']}"] if "config-name" in options else []
     return [f"--config-path={folder}", *name, *rest]
-
-
-def _is_first_process() -> bool:
-    try:
-        return discover(os.environ).rank == 0
-    except UserError:  # `main` says what is wrong
-        return True

@@ -19,7 +19,7 @@ from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
 from samestep.core.open_files import PER_RANK, require_open_files
-from samestep.core.output import print_text
+from samestep.core.output import is_terminal, print_safely, print_text
 from samestep.core.parent import terminate_with_parent
 from samestep.core.stop_signals import heeded
 from samestep.world.rank_discovery import RankInfo, discover
@@ -59,8 +59,23 @@ def run(args: Sequence[str]) -> int:
         print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, LAUNCH_OPTIONS)
+    _say_that_it_starts()
     with _exit_on_stop_request():
         return _launch(options, rest) if options else _train(rest)
+
+
+def _say_that_it_starts() -> None:
+    """To somebody who looks at the terminal, since the import of torch takes a while; once for all processes."""
+    if is_terminal(sys.stderr) and is_first_process(os.environ):
+        print_safely("starting; torch is loaded first, which may take a while", sys.stderr)
+
+
+def is_first_process(env: Mapping[str, str]) -> bool:
+    """Whether this process is rank 0, or is alone."""
+    try:
+        return discover(env).rank == 0
+    except UserError:  # what is wrong is said where ranks find each other
+        return True
 
 
 def _launch(options: Mapping[str, str], args: Sequence[str]) -> int:

@@ -67,16 +67,32 @@ def too_few_devices(rank_info: RankInfo, kind: str, count: int) -> UserError:
 
 
 def choose_backend(wanted: str, device: torch.device) -> str:
-    """The backend for `device`: the wanted one, or the device's own. An unavailable one is refused, never replaced."""
+    """The backend for `device`: the wanted one, or the device's own. One that is not available is refused, but for ccl
+    on an xpu: where its bindings are missing, torch's own xccl is taken (see `notes`)."""
     available = [name for name, check in _AVAILABLE.items() if check()]
     backend = _PREFERRED[device.type] if wanted == "auto" else wanted
     if backend == "xpu":
         backend = "xccl" if "xccl" in available else "ccl"
+    if backend == "ccl" and "ccl" not in available and "xccl" in available and device.type == "xpu":
+        backend = "xccl"
     if backend not in available:
         raise UserError(f"backend {wanted!r} is not available here; available: auto, {', '.join(sorted(available))}")
     if backend == "nccl" and device.type != "cuda":
         raise UserError(f"backend 'nccl' needs a cuda device, not {device.type}; available: auto, gloo")
     return backend
+
+
+def notes(wanted: str, chosen: str, device: torch.device, rank_info: RankInfo) -> list[str]:
+    """What to say of a backend that is not the one that was named, and of tiles of Intel GPUs that nobody uses."""
+    found = []
+    if wanted == "ccl" and chosen != wanted:
+        found.append("oneccl_bindings_for_pytorch is not installed, so the backend is torch's own xccl in place of ccl")
+    if device.type == "xpu" and 1 < rank_info.local_size < torch.xpu.device_count():
+        found.append(
+            f"{rank_info.local_size} ranks use as many of the {torch.xpu.device_count()} xpu devices of this machine; "
+            "if these are tiles, ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE gives each rank a whole GPU"
+        )
+    return found
 
 
 def _has_ccl_bindings() -> bool:

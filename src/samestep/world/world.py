@@ -21,6 +21,7 @@ returns what this process passes in.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from samestep.core.json_files import Json
+from samestep.core.output import print_safely
 from samestep.world.activity import ActivityTracker
 from samestep.world.async_gather import AsyncGather
 from samestep.world.device import (
@@ -39,6 +41,7 @@ from samestep.world.device import (
     choose_device,
     claim_card,
     group_timeout,
+    notes,
     set_current,
 )
 from samestep.world.failures import failure_record, raise_first
@@ -149,6 +152,8 @@ class World(Rank):
                 claim_card(self.device, self.rank_info, self.store)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
+            for note in notes(backend, self.backend, self.device, self.rank_info) if self.is_main else []:
+                print_safely(f"samestep: {note}", sys.stderr)
             _STORES_OF_GROUPS.append(self.store)
             dist.init_process_group(
                 backend_spec(self.backend, self.device),

@@ -81,6 +81,43 @@ def test_a_dry_run_prints_the_very_script_and_does_nothing(folder: Path, capsys:
     assert (folder / "runs" / "mine" / "job" / "train.sh").read_text() == dry
 
 
+@pytest.mark.parametrize(
+    ("asked", "ranks", "devices", "width"),
+    [
+        ([], 12, "FLAT", 8),
+        (["--gpus-per-node=12"], 12, "FLAT", 8),
+        (["--gpus-per-node=6"], 6, "COMPOSITE", 16),
+        (["--num-gpus=12", "--nodes=2"], 6, "COMPOSITE", 16),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_the_ranks_of_aurora_have_tiles_or_whole_gpus(
+    asked: list[str], ranks: int, devices: str, width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = printed(capsys, "submit", EXAMPLE, "--site", "aurora", *asked, "--time=2h", "--dry-run")
+    assert f" -ppn {ranks} --cpu-bind list:" in script
+    assert f"export ZE_FLAT_DEVICE_HIERARCHY={devices}\n" in script
+    assert f"export OMP_NUM_THREADS={width}\n" in script
+    found = re.findall(r"(\d+)-(\d+)", script.split("--cpu-bind list:")[1].split(")")[0])
+    cores = [range(int(first), int(last) + 1) for first, last in found]
+    assert [len(own) for own in cores] == [width] * ranks and len({core for own in cores for core in own}) == 96
+    half = ranks // 2
+    assert all(0 < core < 52 for own in cores[:half] for core in own), "the socket of the first GPUs, without core 0"
+    assert all(52 < core < 104 for own in cores[half:] for core in own), "that of the others, without core 52"
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_numbers_of_ranks_have_no_devices_on_aurora(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (["--gpus-per-node=4"], ["--num-gpus=18"], ["--num-gpus=1"]):
+        output = refused(capsys, "submit", EXAMPLE, "--site", "aurora", *asked, "--time=2h")
+        assert "12 (a tile each) or 6 (a whole GPU each) with --gpus-per-node" in output
+    own = ("--env", "ZE_FLAT_DEVICE_HIERARCHY=COMBINED", "--cpu-bind=depth")
+    script = printed(capsys, "submit", EXAMPLE, "--site", "aurora", *own, "--time=2h", "--dry-run")
+    assert "export ZE_FLAT_DEVICE_HIERARCHY=COMBINED\n" in script and "--cpu-bind depth)" in script
+    cpus = printed(capsys, "submit", EXAMPLE, "--site=aurora", "--gpus-per-node=0", "--tasks-per-node=4", "--dry-run")
+    assert "ZE_FLAT" not in cpus and "--cpu-bind" not in cpus, "ranks on CPUs have no device"
+
+
 def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = printed(capsys, "submit", EXAMPLE, "--site", "aurora", "--nodes=2", "--time", "2h", "--queue=prod")
     assert "qdel 12.server" in output
@@ -91,10 +128,6 @@ def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixt
     assert "#PBS -q prod\n" in script
     assert "#PBS -k doe\n" in script
     assert 'export MASTER_ADDR="$(hostname -s).hsn.cm.aurora.alcf.anl.gov"\n' in script
-    cores = [range(int(a), int(b) + 1) for a, b in re.findall(r"(\d+)-(\d+)", script.split("--cpu-bind list:")[1])[:12]]
-    assert [len(own) for own in cores] == [8] * 12 and len({core for own in cores for core in own}) == 96
-    assert all(0 < core < 52 for own in cores[:6] for core in own), "the socket of the first six tiles, without core 0"
-    assert all(52 < core < 104 for own in cores[6:] for core in own), "that of the others, without core 52"
 
 
 def test_without_a_scheduler_it_trains_here(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_aurora_script_starts_a_rank_for_each_tile(project: Path) -> None:
     before = sorted(project.rglob("*"))
     found = typed(f"cd / && bash {spool} --train_data 'my pairs.json'", project, env)
     assert found.done.returncode == 0, found.done.stderr
-    cores = yaml.safe_load(SITE.read_text())["cpu_bind"]
+    cores = yaml.safe_load(SITE.read_text())["layouts"]["12"]["cpu_bind"]
     assert shlex.split(found.done.stdout) == [
         *("mpiexec", "-n", "24", "--ppn", "12", "--hostfile", env["PBS_NODEFILE"], "--cpu-bind", cores),
         *("python", "-u", "-m", "dpo_inv.run_dpo_ddp", "--max_time", "5h"),
@@ -172,15 +172,26 @@ def test_the_aurora_script_outside_of_the_project(project: Path) -> None:
     assert "call it in the project's folder" in found.done.stderr
 
 
-def test_the_aurora_script_sets_what_the_site_file_sets(project: Path) -> None:
+def test_the_aurora_script_refuses_other_numbers_of_ranks(project: Path) -> None:
+    found = typed(f"./{AURORA}", project, {**job(project, ["x1"]), "RANKS_PER_NODE": "4"})
+    assert (found.done.returncode, found.launchers) == (EXIT_USER, [])
+    assert "RANKS_PER_NODE must be 12 (a tile each) or 6 (a whole GPU each), not 4" in found.done.stderr
+
+
+@pytest.mark.parametrize("per_node", ["12", "6"])
+def test_the_aurora_script_sets_what_the_site_file_sets(project: Path, per_node: str) -> None:
     """A program in place of mpiexec prints its environment."""
     printer = project.parent / "printer"
-    printer.write_text("#!/bin/sh\nenv\n")
+    printer.write_text('#!/bin/sh\nenv\necho words="$*"\n')
     printer.chmod(0o755)
     env = {**job(project, ["x1"]), "MPIEXEC": str(printer), "OMP_NUM_THREADS": "", "MASTER_PORT": "29501"}
+    env["RANKS_PER_NODE"] = per_node
     done = typed(f"./{AURORA}", project, env).done
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    wanted = yaml.safe_load(SITE.read_text())["env"]
+    site = yaml.safe_load(SITE.read_text())
+    layout = site["layouts"][per_node]
+    wanted = {**site["env"], **layout["env"]}
+    assert f"-n {per_node} --ppn {per_node}" in found["words"] and layout["cpu_bind"] in found["words"]
     assert len(wanted) > 5
     assert {name: found.get(name) for name in wanted} == wanted
     assert found["MASTER_ADDR"].endswith(".hsn.cm.aurora.alcf.anl.gov") and found["MASTER_PORT"] == "29501"

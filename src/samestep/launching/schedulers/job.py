@@ -7,15 +7,28 @@ A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from samestep.core.config import listed
 from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.launch_env import SECRET
 
 SITE_VARIABLE = "SAMESTEP_SITE"
 """The environment variable that names the site when the command line does not."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What ranks of a node need when there are so many of them."""
+
+    devices: str = ""
+    """What each rank computes on, in words."""
+    cpu_bind: str | None = None
+    """PBS: which cores each rank has."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables of every rank."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Site:
     """PBS: the command that starts ranks: mpiexec of PALS, MPICH or Open MPI."""
     cpu_bind: str | None = None
     """PBS: which cores each rank of a node has, as PALS's mpiexec understands it."""
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    """What ranks need, by the number of them that a node may have; if there are any, other numbers are refused."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +155,20 @@ def allocate(job: Job, scheduler: str, num_gpus: int | None = None, workers: int
             f"--tasks-per-node {job.tasks_per_node} does not go with {gpus} GPUs of each node, since every GPU has one "
             "rank; leave it out, or write --gpus-per-node 0 for ranks on CPUs"
         )
+    if gpus and job.site.layouts and str(gpus) not in job.site.layouts:
+        choices = [f"{number} ({layout.devices})" for number, layout in job.site.layouts.items()]
+        raise UserError(
+            f"this site has no place for {gpus} ranks with a GPU on a node; ask for {listed(choices, 'or')} with "
+            "--gpus-per-node"
+        )
     return Allocation(nodes, gpus, gpus or job.tasks_per_node or 1, _cores(job, gpus, workers))
+
+
+def laid_out(job: Job, allocation: Allocation) -> Job:
+    """The job with what its site has for this number of ranks; what was given otherwise stays."""
+    layout = job.site.layouts.get(str(allocation.gpus), Layout())
+    env, cpu_bind = {**layout.env, **job.site.env}, job.site.cpu_bind or layout.cpu_bind
+    return replace(job, site=replace(job.site, env=env, cpu_bind=cpu_bind))
 
 
 def _cores(job: Job, gpus: int, workers: int) -> int:
@@ -183,7 +211,10 @@ def _check(job: Job) -> None:
         parse_duration(job.time, time_limit=True)  # only to refuse anything else
     for option, text in _texts(job):
         require_one_line(option, text)
-    for name, value in job.site.env.items():
+    layouts = job.site.layouts.values()
+    for layout in layouts:
+        require_one_line("--site.layouts", layout.cpu_bind or "")
+    for name, value in (item for env in (job.site.env, *(each.env for each in layouts)) for item in env.items()):
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise UserError(
                 f"--env {name!r} is not a name of a variable; use letters, digits and _, such as NCCL_DEBUG"

@@ -17,7 +17,7 @@ from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
 from samestep.core.host_lists import expand_hosts
 from samestep.core.launch_env import BEGAN, SECRET, TIME_LIMIT
-from samestep.launching.schedulers.job import Job, JobPart
+from samestep.launching.schedulers.job import Job, JobPart, laid_out
 from samestep.launching.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -50,6 +50,7 @@ _UNLIKE_PBS = {
 
 def script(part: JobPart, job: Job, context: ScriptContext, following: JobPart | None = None) -> str:
     """The batch script of one job; `following` is submitted when it has ended well."""
+    job = laid_out(job, part.allocation)
     return join_lines(
         [
             *header("PBS", _directives(part, job, context), login=True),

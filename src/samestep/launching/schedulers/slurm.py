@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED, UserError
-from samestep.launching.schedulers.job import Job, JobPart, Site
+from samestep.launching.schedulers.job import Job, JobPart, Site, laid_out
 from samestep.launching.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -37,6 +37,7 @@ _UNLIKE_SLURM = {
 
 
 def script(part: JobPart, job: Job, context: ScriptContext) -> str:
+    job = laid_out(job, part.allocation)
     srun = shlex.join(["srun", "--kill-on-bad-exit=1", *_cores(part, job), *job.site.srun])
     return join_lines(
         [
