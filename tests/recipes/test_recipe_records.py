@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from data.records.test_reading import KINDS, write
+from hub_server import serving, use
 from samestep.core.errors import UserError
+from samestep.data.records.hub import download_records
 from samestep.recipes.distill.config import DataConfig as DistillData
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
@@ -100,3 +102,15 @@ def test_a_damaged_file_gives_the_same_sentence(read: Callable[..., int], tmp_pa
         "  line 45: it cannot be read as JSON: the key 'a' comes twice",
     ]
     assert read(str(path), skip_invalid=True) == read(str(write(tmp_path / "b.jsonl", RECORDS)))
+
+
+@every_recipe
+def test_datasets_of_the_hub(read: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "train.jsonl", RECORDS)
+    other = write(tmp_path / "test.csv", RECORDS[:30])
+    download_records.cache_clear()
+    files = {"data/train.jsonl": file.read_bytes(), "data/test.csv": other.read_bytes()}
+    with serving({"org/records": files}) as hub:
+        use(hub.url, tmp_path / "cache", monkeypatch)
+        assert read("org/records") == read(str(file))
+        assert read("hub:org/records:test") == read(str(other))

@@ -29,6 +29,15 @@ def jsonl(path: Path, *rows: Any) -> str:
         ({"query": "q", "positive": "p", "negative_10": "c", "negative_2": "b"}, [Record("q", "p", ("b", "c"))]),
         ({"query": "q", "positive": "p", "negative": None}, [Record("q", "p")]),
         ({"query": "q", "positive": "p", "negatives": []}, [Record("q", "p")]),
+        (
+            {
+                "query_id": "1",
+                "query": "q",
+                "positive_passages": [{"docid": "7", "title": "T", "text": "p"}],
+                "negative_passages": [{"docid": "8", "title": "", "text": "n"}, {"docid": "9", "text": "m"}],
+            },
+            [Record("q", "T p", ("n", "m"))],
+        ),
     ],
 )
 def test_the_columns_that_people_have(row: dict[str, Any], records: list[Record], tmp_path: Path) -> None:
@@ -123,3 +132,61 @@ def test_a_table_has_every_text_once() -> None:
         for row in table.rows
     ]
     assert again == records
+
+
+@pytest.mark.parametrize(
+    ("row", "scores"),
+    [
+        ({"pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.9], "neg_scores": [0.2, 0.1]}, (0.9, 0.2, 0.1)),
+        ({"pos": ["p"], "neg": ["n", "n"], "pos_scores": [0.9], "neg_scores": [0.2, 0.1]}, (0.9, 0.2)),
+        ({"positive": "p", "negative": "n", "label": 3.5}, (0.0, -3.5)),
+        ({"positive": "p", "negative": "n", "score": [2, -1]}, (2.0, -1.0)),
+        ({"positive": "p", "negative_1": "n", "negative_2": "m", "label": [1, 2]}, (0.0, -1.0, -2.0)),
+        ({"positive": "p", "negatives": ["n", "m"], "scores": [3, 2, 1]}, (3.0, 2.0, 1.0)),
+    ],
+)
+def test_scores(row: dict[str, Any], scores: tuple[float, ...], tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"query": "q", **row})
+    assert [record.scores for record in read_records(path, scored=True)] == [scores]
+    assert [record.scores for record in read_records(path)] == [()]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (
+            {"positive": "p", "negative": "n"},
+            "Give .* scores: pos_scores and neg_scores, or one of scores, score, label",
+        ),
+        ({"pos": ["p"], "neg": ["n"], "pos_scores": [1], "neg_scores": []}, "'neg_scores' has 0 scores for 1 texts"),
+        ({"positive": "p", "negative": "n", "score": "high"}, "'score' is neither a number nor a list of numbers"),
+        ({"positive": "p", "negative": "n", "score": [1, 2, 3]}, "'score' has 3 scores for 1 positives and 1 neg"),
+    ],
+)
+def test_scores_that_do_not_fit(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read_records(jsonl(tmp_path / "a.jsonl", {"query": "q", **row}), scored=True)
+
+
+def test_scores_that_are_not_used_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"query": "q", "pos": ["p"], "neg": ["n"], "pos_scores": [1], "neg_scores": [0]})
+    read_records(path)
+    assert "columns that are not used: 'pos_scores', 'neg_scores'" in caplog.text
+
+
+def beir(folder: Path, **splits: str) -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    jsonl(folder / "corpus.jsonl", *({"_id": f"d{n}", "title": "T", "text": f"p{n}"} for n in range(3)))
+    jsonl(folder / "queries.jsonl", *({"_id": f"q{n}", "text": f"q{n}"} for n in range(3)))
+    for split, lines in splits.items():
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def test_folders_as_beir_has_them(tmp_path: Path) -> None:
+    both = beir(tmp_path / "both", train="q0\td0\t1\nq0\td1\t2\nq1\td2\t0\n", dev="q1\td1\t1\n")
+    assert read_records(str(both)) == [Record("q0", "T p0"), Record("q0", "T p1")]
+    assert read_records(str(both / "qrels" / "dev.tsv")) == [Record("q1", "T p1")]
+    assert read_records(str(beir(tmp_path / "one", test="q2\td2\t1\n"))) == [Record("q2", "T p2")]
+    with pytest.raises(UserError, match=r"such as .*dev\.tsv, .*test\.tsv; it has none called train"):
+        read_records(str(beir(tmp_path / "other", test="q2\td2\t1\n", dev="q2\td2\t1\n")))

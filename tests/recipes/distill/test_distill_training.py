@@ -1,6 +1,7 @@
 """The stages, run for a few steps as a user would."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_records_that_the_student_cannot_read_whole_are_dropped(
     out = ["--preset", "verify", f"out={tmp_path}", *common, "data.too_long=refuse"]
     assert main(["train", "distill", *out]) == 2
     assert "'so long so long" in capfd.readouterr().err
+
+
+def test_scores_of_records_are_learned(tmp_path: Path) -> None:
+    """Whatever the teacher, the student ranks as the records say."""
+    data = write_records(tmp_path / "records.jsonl", 24)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    scored = [{"query": r["query"], "pos": [r["positive"]], "neg": r["negatives"]} for r in rows]
+    data.write_text("\n".join(json.dumps({**r, "pos_scores": [0.1], "neg_scores": [0.9, 0.5]}) for r in scored))
+    common = [f"train_data={data}", "data.limit=null", "data.validation_fraction=0.1", "skip_phase1=true"]
+    common += ["rank.info_nce=0", "rank.mse=0", "rank.kl=1", "rank.margin_mse=1", "max_steps=12", "phase2_lr=0.01"]
+    mine = rows_of(train(tmp_path, "verify", *common, "rank.scores=records", name="records"), "rank")
+    theirs = rows_of(train(tmp_path, "verify", *common, name="teacher"), "rank")
+    assert mine[0]["margin_mse"] > 2 * theirs[0]["margin_mse"], "the margins are others"
+    assert mine[-1]["margin_mse"] < 0.7 * mine[0]["margin_mse"]
+
+
+def test_single_texts_are_learned_in_phase_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = write_records(tmp_path / "records.jsonl", 20)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"more {n} of it"}) + "\n" for n in range(9)))
+    common = [f"train_data={data}", "data.limit=null", "data.validation_fraction=0.1", "skip_phase2=true", FEW]
+    train(tmp_path, "verify", *common, "log.quiet=false", name="without")
+    without = capfd.readouterr().out
+    train(tmp_path, "verify", *common, f"data.texts={tmp_path / 'texts.jsonl'}", "log.quiet=false")
+    counts = [int(re.findall(r"(\d+) texts, 2 queries", out)[-1]) for out in (without, capfd.readouterr().out)]
+    assert counts[1] == counts[0] + 9
 
 
 def test_skipped_phases(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

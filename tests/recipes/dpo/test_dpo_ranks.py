@@ -48,3 +48,21 @@ def test_414_records_on_4_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str
 def rows(lines: Iterable[Line]) -> Counter[int]:
     """How often each row was taken."""
     return Counter({row: times for (_, row), times in count_ids(lines).items()})
+
+
+def test_files_with_weights_are_drawn_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
+    records = [{"prompt": f"number {n}", "chosen": f"is {n * n}", "rejected": f"is {n}!"} for n in range(40)]
+    for name, part in (("many", records[:30]), ("few", records[30:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    data = f"train_data=[{tmp_path / 'many.json'}:1,{tmp_path / 'few.json'}:3]"
+    settings = [data, f"out={tmp_path}", "data.limit=null", "global_batch_size=8", "batch_size=2", "max_steps=8"]
+    drawn = {}
+    for ranks, launch in ((1, []), (2, ["--nproc", "2"])):
+        names = ["--preset=verify-text", f"name=ranks_{ranks}", "evidence=true", "reference=live"]
+        assert main(["train", "dpo", *launch, *names, *settings]) == 0
+        recorded = RecordedLaunch.read(tmp_path / f"ranks_{ranks}", ranks)
+        steps = [step for rank in recorded.ranks for (stage, _), step in rank.items() if stage == "dpo"]
+        drawn[ranks] = count_ids(line for step in steps for line in step.updates)
+    assert drawn[1] == drawn[2] and sum(drawn[1].values()) == 64
+    times = Counter(row for _, row in drawn[1])
+    assert max(times.values()) >= 4 and len(times) > 20, "some of the few come often, many of the others once"

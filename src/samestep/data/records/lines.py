@@ -27,6 +27,16 @@ _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What the libraries raise for packed files that are not whole."""
 
 
+_KINDS = {
+    b"PAR1": "a parquet file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "packed with gzip",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+"""What a file is that begins so."""
+
+
 def _open_zstd(file: Path) -> IO[bytes]:
     pyarrow = arrow_library(f"Reading {file} needs")
     return BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
@@ -68,9 +78,18 @@ def _bounded(opened: IO[bytes], file: Path) -> Iterator[bytes]:
         yield line
 
 
+def _refuse_other_kinds(file: Path) -> None:
+    with file.open("rb") as opened:
+        head = opened.read(4)
+    if kind := next((kind for start, kind in _KINDS.items() if head.startswith(start)), None):
+        raise UserError(f"Convert {file} to text in UTF-8, or correct its name: it is {kind}.")
+
+
 def _lines(file: Path) -> Iterator[tuple[int, str] | Problem]:
     """The lines of a file with their numbers, of which some may not be UTF-8."""
     number, unpack = 0, PACKINGS.get(file.suffix.lower())
+    if unpack is None:
+        _refuse_other_kinds(file)
     try:
         with unpack(file) if unpack else file.open("rb") as opened:
             for line in (part for ended in _bounded(opened, file) for part in ended.splitlines(keepends=True)):

@@ -16,9 +16,12 @@ class DataConfig(RecordsConfig):
     """Queries and passages."""
 
     train: str | list[str] | None = None
-    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with query and passage, or query, positive and
-    negatives; or several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the
-    documentation inside Python."""
+    """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split) with
+    query and passage, or query, positive and negatives; a folder in BEIR's format, or its qrels/SPLIT.tsv; or several,
+    drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the documentation inside Python."""
+    texts: str | None = None
+    """More texts, which only phase 1 learns: a file or folder of records, or a dataset of the Hub, with a column text.
+    Those that are kept for validation or the test are left out."""
     validation: str | None = None
     """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
     validation_fraction: PartialShare = 0.05

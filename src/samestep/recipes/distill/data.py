@@ -17,12 +17,13 @@ from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.data.records.hub import hub_dataset
 from samestep.data.records.mixture import parse_sources, read_mixture
-from samestep.data.records.reading import find_files
+from samestep.data.records.reading import Records, find_files
 from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.objective import RECORDS
 from samestep.recipes.distill.python_docs import python_docs
 from samestep.recipes.distill.records import Record, read_records
-from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
+from samestep.recipes.distill.retrieval import RetrievalSet, find_beir, read_beir
 
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
 _FEWEST_WORDS = 3
@@ -52,6 +53,8 @@ class IndexedRecord:
     query: int
     positive: int
     negatives: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    """Of the positive and of each negative, where the records' own are wanted."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class TextTable:
                 queries.setdefault(record.query, len(queries)),
                 passage(record.positive),
                 tuple(map(passage, record.negatives)),
+                record.scores,
             )
             for record in records
         ]
@@ -100,9 +104,11 @@ class DistillData:
     origins: Sequence[Origin]
     """Where all of it comes from, for the comparison of a resumed run."""
     sentences: Sequence[str] = ()
-    """Of all passages, where phase 1 learns them too."""
+    """Of all passages, where phase 1 learns them too, and other texts that only it learns."""
     test: RetrievalSet | None = None
     """What only `samestep evaluate` uses; none of its texts has a number."""
+    learns_held_out: bool = True
+    """Whether phase 1 learns the passages of the retrieval set beside the sentences."""
 
     @cached_property
     def texts(self) -> list[Text]:
@@ -150,7 +156,11 @@ class DistillData:
             return found, weights
         held_out = self.held_out_texts
         known, passages = set(self.table.passages), held_out[len(self.held_out.queries) :]
-        more = [number for number, text in zip(passages, self.held_out.passages) if text not in known]
+        more = (
+            []
+            if not self.learns_held_out
+            else [number for number, text in zip(passages, self.held_out.passages) if text not in known]
+        )
         more += range(held_out.stop, held_out.stop + len(self.sentences))
         if len(found) == 1:
             return [[*found[0], *more]], weights
@@ -167,14 +177,20 @@ def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
     if data.named:
-        read_file = partial(read_records, limit=data.limit, columns=data.columns, skip_invalid=data.skip_invalid)
+        read_file = partial(
+            read_records,
+            limit=data.limit,
+            columns=data.columns,
+            skip_invalid=data.skip_invalid,
+            scored=config.rank.scores == RECORDS,
+        )
         mixture = read_mixture(data.named, read_file, data.limit)
         read, weights = [source.records for source in mixture], [source.weight for source in mixture]
         name = ", ".join(source.path for source in mixture)
     else:
         records, own_set = python_docs()
         read, weights, name = [_spread(records, data.limit)], [1.0], BUILT_IN_TEXT
-    held_out = read_beir(data.validation) if data.validation is not None else None
+    held_out = read_beir(*(find_beir(data.validation, "test") or [data.validation])) if data.validation else None
     test: RetrievalSet | None = None
     if data.named:
         share = data.validation_fraction if held_out is None else 0.0
@@ -188,7 +204,22 @@ def load_data(config: DistillConfig) -> DistillData:
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
     sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
-    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences, test)
+    if data.texts is not None:
+        kept = [text.text for part in (held_out, test) if part for text in texts_of(part)]
+        known = {*table.queries, *table.passages, *kept}
+        sentences = list(dict.fromkeys([*sentences, *(text for text in _more_texts(config) if text not in known)]))
+    origins = _origins(config, table, held_out)
+    return DistillData(name, table, sources, weights, held_out, origins, sentences, test, data.sentences)
+
+
+def _more_texts(config: DistillConfig) -> list[str]:
+    """The texts that only phase 1 learns."""
+    assert config.data.texts is not None
+    read = Records(config.data.texts)
+    read.expect(["text"])
+    rows = [read.texts(row, ["text"]) for row in read.rows]
+    read.check(config.data.skip_invalid)
+    return [row["text"] for row in rows if row]
 
 
 def records_of_phases(config: DistillConfig, read: Sequence[Sequence[Record]]) -> list[int]:
@@ -282,7 +313,7 @@ def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) ->
     """The files, or what the texts are where there are none."""
     if config.data.named:
         named = [path for path, _ in parse_sources(config.data.named)]
-        named += [config.data.validation] if config.data.validation else []
+        named += [name for name in (config.data.validation, config.data.texts) if name]
         return [DataFile(file.resolve()) for name in named for file in _files(name)]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]
@@ -292,6 +323,8 @@ def _files(name: str) -> list[Path]:
     if hub_dataset(name) is not None:
         return find_files(name)
     path = expand_home(name)
+    if path.parent.name == "qrels":  # a split of a folder as BEIR has them
+        path = path.parent.parent
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 

@@ -249,8 +249,11 @@ class RecordRows:
         width: int,
         readings: Readings,
         vectors: Vectors | None = None,
+        scores: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """`negatives` are passages by row of the table, of which `width` are taken."""
+        """`negatives` are passages by row of the table, of which `width` are taken; `scores` those of the positive and
+        of each of them."""
+        self._scores = scores
         self._data, self._rows, self._readings = data, rows, readings
         self._negatives, self._width, self._vectors = negatives, width, vectors
         self.lengths = [self._longest(row) for row in rows]
@@ -279,6 +282,8 @@ class RecordRows:
         absent = 1 + self._width - len(passages)
         query = torch.tensor(self._data.table.rows[row].query)
         found = {"query": query, "passages": torch.tensor([*passages, *[-1] * absent])}
+        if self._scores is not None:
+            found["scores"] = torch.tensor([*self._scores[row][: len(passages)], *[0.0] * absent])
         for who, ids in tokens.items():
             found[f"{who}query{_IDS}"], *others = ids[own]
             found[f"{who}passage{_IDS}"] = torch.cat(others)

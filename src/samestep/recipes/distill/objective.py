@@ -29,6 +29,8 @@ from samestep.core.config.checked import CheckedConfig
 
 MSE, COSINE_DISTANCE, INFO_NCE = "mse", "cosine_distance", "info_nce"
 MARGIN_MSE, KL, COSENT = "margin_mse", "kl", "cosent"
+RECORDS = "records"
+"""Where scores come from that records have."""
 COSINE = "cosine"
 """Only logged: how close the student's vectors are to the teacher's."""
 _TIE = 1e-5
@@ -76,6 +78,11 @@ class RankObjective(CheckedConfig):
     """Weight of the divergence from the teacher's distribution over a record's passages, times kl_temperature^2."""
     cosent: NotNegative = 0.0
     """Weight of the order in which the teacher puts all pairs of query and passage of the global batch."""
+    scores: Literal["teacher", "records"] = "teacher"
+    """Where the scores of margin_mse and kl come from: the teacher's vectors; or the records, which then have scores of
+    every passage, or margins."""
+    score_scale: Positive = 1.0
+    """What scores of records are multiplied by; the student's are from -1 to 1."""
     temperature: Positive = 0.02
     """What scores are divided by in info_nce."""
     kl_temperature: Positive = 0.05
@@ -230,7 +237,8 @@ class RankTerms:
         terms = {MSE: mean(lambda dim: mean_of_texts(MSE, dim))}
         terms[COSINE] = mean_of_texts(COSINE, self.dims[0]).detach()  # only logged
         if objective.margin_mse or objective.kl:
-            theirs = _teacher_scores(batch)
+            is_given = objective.scores == RECORDS
+            theirs = batch["scores"] * objective.score_scale if is_given else _teacher_scores(batch)
         if objective.margin_mse:
             terms[MARGIN_MSE] = mean(lambda dim: margin_mse(_scores(query, passages, dim), theirs, present))
         if objective.kl:

@@ -108,6 +108,17 @@ NO_EFFECT = (
         is_refused=False,
     ),
     NoEffect(
+        ("rank.scores", "rank.score_scale"),
+        lambda c: not (c.rank.margin_mse or c.rank.kl),
+        "only margin_mse and kl learn from these scores; set rank.margin_mse or rank.kl, or leave it out",
+    ),
+    NoEffect(
+        "rank.score_scale",
+        lambda c: c.rank.scores == "teacher",
+        "it is for scores of records; set rank.scores=records, or leave it out",
+    ),
+    NoEffect("data.texts", lambda c: c.skip_phase1, "only phase 1 learns single texts; leave it or skip_phase1 out"),
+    NoEffect(
         ("data.validation_fraction", "data.validation_queries"),
         lambda c: c.data.validation is not None,
         "data.validation is a set of its own; leave out that (--val_data) or this",

@@ -1,10 +1,15 @@
 """Training records: a query with a passage that answers it, and passages that do not.
 
 Files may have the columns under the names that people give them: query, anchor or question; positive, passage, pos,
-answer or document; negative, negatives, neg, or negative_1, negative_2 and so on. Positives and negatives are texts or
-lists of texts, and a record with several positives is one record for each of them.
+answer, document or positive_passages; negative, negatives, neg, negative_passages, or negative_1, negative_2 and so on.
+Positives and negatives are texts, objects with `text` and perhaps `title`, or lists of these, and a record with several
+positives is one record for each of them. A folder as BEIR has them is records of its judged queries.
+
+Scores, where they are wanted: pos_scores and neg_scores, a list each; or scores, score or label, which is a list for
+the positive and each negative, or margins, the positive's lead over each negative.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +19,12 @@ from samestep import UserError
 from samestep.core.errors import quoted
 from samestep.data.records.reading import Records, text_fault
 from samestep.data.records.rows import Row
+from samestep.recipes.distill.retrieval import find_beir, read_beir
 
 QUERY = ("query", "anchor", "question")
-POSITIVE = ("positive", "passage", "pos", "answer", "document")
-NEGATIVE = ("negative", "negatives", "neg")
+POSITIVE = ("positive", "passage", "pos", "answer", "document", "positive_passages")
+NEGATIVE = ("negative", "negatives", "neg", "negative_passages")
+SCORES = (("pos_scores", "neg_scores"), ("scores", "score", "label"))
 _NUMBERED = re.compile(r"negative_\d+")
 
 
@@ -28,14 +35,30 @@ class Record:
     query: str
     positive: str
     negatives: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    """Of the positive and of each negative, where the file's are wanted."""
 
 
 def read_records(
-    path: str, limit: int | None = None, columns: Mapping[str, str] | None = None, skip_invalid: bool = False
+    path: str,
+    limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    skip_invalid: bool = False,
+    scored: bool = False,
 ) -> list[Record]:
-    """The records of a file or folder, or the first `limit`. What is wrong with any of them is said at once."""
+    """The records of a file or folder, or the first `limit`; `scored` also reads their scores. What is wrong with any
+    of them is said at once."""
+    if (beir := find_beir(path, "train")) is not None:
+        if scored:
+            raise UserError(f"Set rank.scores=teacher, or name records with scores; {path} has none.")
+        found = read_beir(*beir)
+        return [
+            Record(query, found.passages[passage])
+            for query, relevant in zip(found.queries, found.relevant)
+            for passage in relevant
+        ][:limit]
     read = Records(path, columns, limit)
-    names = _Columns.of(read)
+    names = _Columns.of(read, scored)
     records = [record for row in read.rows for record in _records(read, row, names)]
     read.check(skip_invalid)
     return records[:limit]
@@ -48,18 +71,35 @@ class _Columns:
     query: str
     positive: str
     negatives: Sequence[str]
+    scores: Sequence[str] = ()
+    """Two: of positives and of negatives; one: of all, or margins; none: they are not wanted."""
 
     @classmethod
-    def of(cls, read: Records) -> "_Columns":
+    def of(cls, read: Records, scored: bool) -> "_Columns":
         """Found by their names; those that are missing or ambiguous are refused."""
         names = read.columns
         numbered = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name.split("_")[1]))
         listed = [name for name in names if name in NEGATIVE]
         if len(listed) + bool(numbered) > 1:
             raise UserError(f"Keep one kind of negatives in {read.path}; it has {quoted([*listed, *numbered])}.")
-        read.expect([QUERY, POSITIVE, (*NEGATIVE, *numbered)], lists=[*POSITIVE, *NEGATIVE])
+        scores = _score_columns(read) if scored else ()
+        known = [QUERY, POSITIVE, (*NEGATIVE, *numbered), *scores]
+        read.expect(known, lists=[*POSITIVE, *NEGATIVE, *scores])
         query, positive = (_only(read, known) for known in (QUERY, POSITIVE))
-        return cls(query, positive, [*numbered, *listed])
+        return cls(query, positive, [*numbered, *listed], scores)
+
+
+def _score_columns(read: Records) -> Sequence[str]:
+    names = read.columns
+    if set(SCORES[0]) <= set(names):
+        return SCORES[0]
+    found = [name for name in names if name in SCORES[1]]
+    if len(found) != 1:
+        raise UserError(
+            f"Give {read.path} scores: {' and '.join(SCORES[0])}, or one of {', '.join(SCORES[1])}; or set "
+            f"rank.scores=teacher. It has {quoted(names)}."
+        )
+    return found
 
 
 def _only(read: Records, known: Sequence[str]) -> str:
@@ -83,11 +123,42 @@ def _records(read: Records, row: Row, columns: _Columns) -> Iterator[Record]:
     negatives = [text for name in present for text in _texts(row, name, wrong)]
     if not wrong and set(positives) & set(negatives):
         wrong.append(f"a text is {columns.positive!r} and negative at once")
+    scores = _scores(row, columns.scores, len(positives), len(negatives), wrong) if columns.scores and not wrong else []
     if wrong:
         read.refuse(row, ", ".join(wrong))
         return
+    # The first of equal texts counts.
+    own = dict(zip(reversed(positives), reversed(scores[: len(positives)])))
+    others = dict(zip(reversed(negatives), reversed(scores[len(positives) :])))
     unique = tuple(dict.fromkeys(negatives))
-    yield from (Record(row.values[columns.query], positive, unique) for positive in dict.fromkeys(positives))
+    for positive in dict.fromkeys(positives):
+        scored = (own[positive], *(others[text] for text in unique)) if scores else ()
+        yield Record(row.values[columns.query], positive, unique, scored)
+
+
+def _scores(row: Row, columns: Sequence[str], positives: int, negatives: int, wrong: list[str]) -> list[float]:
+    """Of all positives and then all negatives; what is wrong with them is added to `wrong`."""
+    sizes = (positives, negatives) if len(columns) > 1 else None
+    parts: list[list[float]] = []
+    for number, column in enumerate(columns):
+        value: Any = row.values.get(column)
+        try:
+            found = [float(each) for each in (value if isinstance(value, list) else [value])]
+        except (TypeError, ValueError):
+            found = [math.nan]
+        if not all(map(math.isfinite, found)):
+            wrong.append(f"{column!r} is neither a number nor a list of numbers")
+        elif sizes and len(found) != sizes[number]:
+            wrong.append(f"{column!r} has {len(found)} scores for {sizes[number]} texts")
+        parts.append(found)
+    if sizes or wrong:
+        return [score for part in parts for score in part]
+    (found,) = parts
+    if positives == 1 and negatives and len(found) == negatives:
+        return [0.0, *(-margin for margin in found)]
+    if len(found) != positives + negatives:
+        wrong.append(f"{columns[0]!r} has {len(found)} scores for {positives} positives and {negatives} negatives")
+    return found
 
 
 def _texts(row: Row, column: str, wrong: list[str]) -> list[str]:
@@ -98,8 +169,15 @@ def _texts(row: Row, column: str, wrong: list[str]) -> list[str]:
             "'negatives' is a text, not a list of texts; call the column 'negative', or negative_1, negative_2"
         )
         return []
-    if not isinstance(value, list):
-        value = [value]
-    faults = [f"{column!r} {fault}" for text in value if (fault := text_fault(text))]
+    texts = list(map(_text, value if isinstance(value, list) else [value]))
+    faults = [f"{column!r} {fault}" for text in texts if (fault := text_fault(text))]
     wrong += dict.fromkeys(faults)
-    return [] if faults else value
+    return [] if faults else texts
+
+
+def _text(value: Any) -> Any:
+    """The text of an object with one, behind its title."""
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        return value
+    title = value.get("title")
+    return f"{title} {value['text']}" if isinstance(title, str) and title.strip() else value["text"]

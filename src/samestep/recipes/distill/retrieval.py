@@ -64,6 +64,22 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
     )
 
 
+def find_beir(path: str, wanted: str) -> tuple[Path, str] | None:
+    """The folder and the split that a path names: a folder as BEIR has them, of which the `wanted` split is taken, or
+    the only one; or a file qrels/SPLIT.tsv in it. None for any other path."""
+    place = expand_home(path)
+    folder = place.parent.parent if place.parent.name == "qrels" and place.suffix == ".tsv" else place
+    if not ((folder / "corpus.jsonl").is_file() and (folder / "qrels").is_dir()):
+        return None
+    splits = sorted(file.stem for file in (folder / "qrels").glob("*.tsv"))
+    if place != folder:
+        return folder, place.stem
+    if wanted not in splits and len(splits) > 1:
+        named = ", ".join(str(folder / "qrels" / f"{split}.tsv") for split in splits)
+        raise UserError(f"Name one split of {path}, such as {named}; it has none called {wanted}.")
+    return folder, wanted if wanted in splits or not splits else splits[0]
+
+
 def _existing(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         found = sorted(str(path.relative_to(folder)) for path in folder.glob("**/*") if path.is_file())[:10]

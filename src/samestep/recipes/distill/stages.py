@@ -14,7 +14,7 @@ from samestep.data.order import MixedOrder
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, load_data
 from samestep.recipes.distill.exporting import best_step, shown_mix, write_artifact_folder
-from samestep.recipes.distill.objective import KL, MARGIN_MSE
+from samestep.recipes.distill.objective import KL, MARGIN_MSE, RECORDS
 from samestep.recipes.distill.presets import KNOWN_TEACHERS
 from samestep.recipes.distill.task import ALIGN, NDCG, RANK, Align, PhaseTask, Rank
 from samestep.recipes.distill.teacher import MINING_STAGE, TEACHER_STAGE, build_cache, build_mining
@@ -59,6 +59,11 @@ def resolve_config(config: DistillConfig) -> DistillConfig:
 
 def _require_negatives(config: DistillConfig, data: DistillData) -> None:
     """Refuse losses of negatives where no record has any."""
+    if config.rank.scores == RECORDS:
+        if not config.data.named:
+            raise UserError("Name records with scores (train_data), or set rank.scores=teacher.")
+        if config.mining.negatives:
+            raise UserError("Set mining.negatives=0, or rank.scores=teacher: what is mined has no scores of records.")
     needing = " and ".join(f"rank.{name}" for name in (MARGIN_MSE, KL) if name in config.rank.mix)
     if config.skip_phase2 or not needing:
         return

@@ -30,6 +30,7 @@ from samestep.recipes.distill.objective import (
     COSINE,
     KL,
     MARGIN_MSE,
+    RECORDS,
     KnownPositives,
     RankObjective,
     RankTerms,
@@ -162,9 +163,14 @@ class Rank(PhaseTask):
         data = self.data
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench, data, self.models) if config.mining.negatives else own
-        parts, negatives = self._fitting_records(data.rows_of_phase(config.max_samples_phase2), negatives)
+        scores: Sequence[Sequence[float]] | None = None
+        if config.rank.scores == RECORDS:
+            scores = [row.scores for row in data.table.rows]
+        parts, negatives, scores = self._fitting_records(
+            data.rows_of_phase(config.max_samples_phase2), negatives, scores
+        )
         width = min(config.negatives, max(map(len, negatives)))
-        sources = [RecordRows(data, rows, negatives, width, self.readings, self.vectors) for rows in parts]
+        sources = [RecordRows(data, rows, negatives, width, self.readings, self.vectors, scores) for rows in parts]
         rows, order = mixed(sources, data.weights, config.bucketed)
         known = KnownPositives([(row.query, row.positive) for row in data.table.rows], len(data.table.passages))
         self._terms = RankTerms(config.rank, self.models.dims, known)
@@ -181,9 +187,13 @@ class Rank(PhaseTask):
         return self.learner.update_coupled(batches, self._embed, self._terms.coupled, objective.mix)
 
     def _fitting_records(
-        self, parts: Sequence[Sequence[int]], negatives: Sequence[Sequence[int]]
-    ) -> tuple[list[list[int]], Sequence[Sequence[int]]]:
-        """The records of each part whose query and positive the student can read, and the negatives that it can."""
+        self,
+        parts: Sequence[Sequence[int]],
+        negatives: Sequence[Sequence[int]],
+        scores: Sequence[Sequence[float]] | None,
+    ) -> tuple[list[list[int]], Sequence[Sequence[int]], Sequence[Sequence[float]] | None]:
+        """The records of each part whose query and positive the student can read, and the negatives that it can with
+        their scores."""
         rows, first = self.data.table.rows, self.data.first_passage
         texts = [
             [
@@ -197,7 +207,10 @@ class Rank(PhaseTask):
         found = [[row for row in part if {rows[row].query, first + rows[row].positive} <= known] for part in parts]
         if not all(found):
             raise UserError(f"Raise student.max_length: all records of a part of {self.data.name} are too long.")
-        return found, [[number for number in some if first + number in known] for some in negatives]
+        kept = [[place for place, number in enumerate(some) if first + number in known] for some in negatives]
+        if scores is not None:
+            scores = [[*own[:1], *(own[1 + place] for place in places)] for own, places in zip(scores, kept)]
+        return found, [[some[place] for place in places] for some, places in zip(negatives, kept)], scores
 
     def _embed(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         query = vectors_of(network, batch["query_ids"], batch["query_mask"])
