@@ -1,6 +1,10 @@
 """Every recipe takes its models from the Hub by name: once from the network, and then from the cache."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +37,13 @@ doc_to_text: "{{q}}"
 doc_to_choice: "{{choices}}"
 doc_to_target: gold
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+READER = """
+import sys
+from transformers import AutoModel
+
+folder, commit = sys.argv[1:]
+print(type(AutoModel.from_pretrained(folder, trust_remote_code=True, code_revision=commit)).__name__)
 """
 RECIPES = {
     "gan": [f"model_name={PLAYER}", "max_steps=1"],
@@ -84,6 +95,10 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert tokens_in(home / "of_run") == tokens_in(home / "data")
     assert main(["export", LLADA, "copy"]) == 0
     assert main(["export", "b", "trained"]) == 0
+    named = json.loads((home / "trained" / "config.json").read_text())["auto_map"]
+    assert named["AutoModel"] == "org/llada--modeling_llada.LLaDAModelLM"
+    card = (home / "trained" / "README.md").read_text()
+    assert f"is that of `{LLADA}` on the Hub" in card and f'code_revision="{COMMIT}"' in card
     assert samestep.load(LLADA).network is not None
     if find_spec("lm_eval") is not None:
         (home / "shorter.yaml").write_text(CHOICE)
@@ -91,7 +106,13 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "datasets"))
         assert main(["evaluate", LLADA, "--tasks=shorter", "--include_path=.", "--draws=2", "--out=found.json"]) == 0
         assert "shorter" in (home / "found.json").read_text()
-    assert not (home / "ran").exists()
+    assert not (home / "ran").exists(), "nobody ran its code"
+    with serving({"org/llada": files}) as again:
+        names = {"HF_ENDPOINT": again.url, "HF_HOME": str(home / "other"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-I", "-c", READER, str(home / "trained"), COMMIT]
+        done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["LLaDAModelLM"], done.stderr[-3000:]
+    assert (home / "ran").exists()
 
 
 @pytest.fixture(scope="module")

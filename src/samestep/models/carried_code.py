@@ -1,5 +1,6 @@
 """The Python files that a model's folder names as its own (`auto_map`): read as text to be copied, never run.
 
+Of a model of the Hub no code is downloaded: its auto_map then names the repository, as transformers has it.
 Only regular files right in the folder count, those that auto_map names and those that they import relatively. If any of
 that lies elsewhere, nothing is carried: a part of a model's code opens nothing.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.core.json_files import read_json_if_readable
+from samestep.models.hub_download import cached_model
 
 _NAMING = ("config.json", "tokenizer_config.json")
 _MODULE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -42,9 +44,13 @@ class CarriedCode:
     """By Python file."""
     why_not: str = ""
     """Why nothing is carried."""
+    repository: str = ""
+    """The model of the Hub that has the code, as org/name@commit; then there are no files."""
 
     def contents(self) -> Mapping[str, bytes]:
         """The files, which must be what they were when this was recorded."""
+        if self.repository:
+            return {}
         found, contents = read_code(Path(self.folder))
         if found != self:
             names = sorted(self.sha256.keys() | found.sha256.keys())
@@ -65,7 +71,10 @@ def read_code(folder: Path) -> tuple[CarriedCode, Mapping[str, bytes]]:
     maps = {
         name: found["auto_map"] for name, found in known.items() if isinstance(found, dict) and found.get("auto_map")
     }
+    model = cached_model(folder)
     try:
+        if model is not None and maps:
+            return CarriedCode(place, _on_hub(maps, model.name), repository=str(model)), {}
         contents = _reached(folder, maps)
     except _Elsewhere as why:
         return CarriedCode(place, why_not=str(why)), {}
@@ -73,6 +82,17 @@ def read_code(folder: Path) -> tuple[CarriedCode, Mapping[str, bytes]]:
         return CarriedCode(place, why_not="no auto_map in config.json names any"), {}
     sha256 = {name: hashlib.sha256(contents[name]).hexdigest() for name in sorted(contents)}
     return CarriedCode(place, maps, sha256), contents
+
+
+def _on_hub(maps: Mapping[str, Any], repository: str) -> dict[str, dict[str, Any]]:
+    """The classes of auto_map with the repository that their files are in."""
+
+    def named(value: Any) -> Any:
+        return [named(one) for one in value] if isinstance(value, list) else value and f"{repository}--{value}"
+
+    for file, table in maps.items():
+        list(_named_modules(file, table))  # which refuses what is no class in a file of this model
+    return {file: {auto: named(value) for auto, value in table.items()} for file, table in maps.items()}
 
 
 def _reached(folder: Path, maps: Mapping[str, Any]) -> dict[str, bytes]:

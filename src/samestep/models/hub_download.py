@@ -62,6 +62,13 @@ def hub_model(text: str) -> HubModel | None:
     return HubModel(match[1], match[2] or "main")
 
 
+def cached_model(folder: Path) -> HubModel | None:
+    """The model of the Hub whose folder in the cache this is, with its commit; None for any other folder."""
+    match = re.fullmatch(r"models--(.+?)--(.+)", folder.parent.parent.name)
+    is_snapshot = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name) is not None
+    return HubModel(f"{match[1]}/{match[2]}", folder.name) if match and is_snapshot else None
+
+
 def weight_files(names: Collection[str], folder: Path) -> list[str]:
     """The files with the weights among those of a model, safetensors before PyTorch's own; an index is read in
     `folder`. Other formats, and copies of the weights that no index names, are left out."""

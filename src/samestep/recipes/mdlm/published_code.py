@@ -34,6 +34,8 @@ def record_code(code: CarriedCode, artifact: Path) -> str:
     write_json(artifact, asdict(code))
     if code.why_not:
         return f"none goes with exports: {code.why_not}"
+    if code.repository:
+        return f"exports name that of {code.repository}; it is neither downloaded nor run"
     return f"{', '.join(code.sha256)} of {_owner(code)}, to go with exports; it is not run"
 
 
@@ -46,7 +48,7 @@ def recorded_code(artifact: Path) -> CarriedCode:
         code = from_json(CarriedCode, found)
     if code.why_not:
         return CarriedCode(why_not=code.why_not)
-    if Path(code.folder).is_dir():
+    if code.repository or Path(code.folder).is_dir():
         return code
     return CarriedCode(why_not=f"the folder of {_owner(code)} is no longer where it was when training began")
 
@@ -70,11 +72,13 @@ def usage(path: object, code: CarriedCode, tokenizer: Path) -> list[str]:
         return [f"# AutoModel cannot open it, since it has no code of its own: {code.why_not}.", *load_lines(path)]
     has_tokenizer = (tokenizer / FILE).is_file()
     arguments = f"{quoted(path)}, trust_remote_code=True"
+    revision = f", code_revision={quoted(code.repository.partition('@')[2])}" if code.repository else ""
+    where = "which is downloaded then" if code.repository else "which is in the folder"
     return [
         f"from transformers import {kind}" + ", AutoTokenizer" * has_tokenizer,
         "",
-        f"# trust_remote_code runs the code of {_owner(code)}, which is in the folder.",
-        f"model = {kind}.from_pretrained({arguments})",
+        f"# trust_remote_code runs the code of {_owner(code)}, {where}.",
+        f"model = {kind}.from_pretrained({arguments}{revision})",
         *([f"tokenizer = AutoTokenizer.from_pretrained({arguments})"] * has_tokenizer),
     ]
 
@@ -86,6 +90,11 @@ def about_code(code: CarriedCode) -> str:
             f"There is no Python code for `AutoModel` in this folder: {code.why_not}. samestep opens it without. "
             f"What fits is the code of `{FITTING}`: put its `configuration_llada.py` and `modeling_llada.py` here, and "
             "its `auto_map` into config.json."
+        )
+    if code.repository:
+        return (
+            f"The Python code is that of `{code.repository}` on the Hub, which training began with; config.json names "
+            "it. samestep did not download or run it; `trust_remote_code=True` does."
         )
     files = listing({f"`{name}`": f"sha256 `{sha256}`" for name, sha256 in code.sha256.items()})
     return (
@@ -106,4 +115,5 @@ def _class_of(code: CarriedCode) -> str | None:
 
 
 def _owner(code: CarriedCode) -> str:
-    return told_text(Path(code.folder).name) or "a model whose name is not told"
+    name = code.repository.partition("@")[0] or Path(code.folder).name
+    return told_text(name) or "a model whose name is not told"
