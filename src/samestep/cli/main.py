@@ -36,6 +36,7 @@ VERBS = {
     "new": "make a project folder for a recipe, or for one of your own",
     "recipes": "list the recipes, with one line each",
     "config": "print every setting of a recipe with type, default and meaning",
+    "completion": "print a script with which bash, zsh or fish completes names",
 }
 HELP_WORDS = ("-h", "--help", "help")
 OTHER_NAMES = {"eval": "evaluate"}
