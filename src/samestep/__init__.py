@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samestep.core.errors import RunFailed as RunFailed
     from samestep.core.errors import UserError as UserError
     from samestep.data import noise as noise
+    from samestep.data.augmented import augmented as augmented
     from samestep.data.collate import pad_rows as pad_rows
     from samestep.data.feed import Feed as Feed
     from samestep.data.feed import MicroBatches as MicroBatches

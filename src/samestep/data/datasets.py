@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from samestep.core.errors import UserError
+from samestep.data.augmented import takes_generator
 from samestep.data.collate import Collate, collate_by
 from samestep.data.loading import Rows
 
@@ -46,7 +47,7 @@ def open_rows(
                 f"the dataset has columns that are no numbers: {', '.join(other)}; tokenize them (dataset.map), take "
                 "them out (dataset.remove_columns), or give the feed a collate that makes tensors of a list of samples"
             )
-    return FeedData(rows, collate, keyed_random)
+    return FeedData(rows, collate, keyed_random or takes_generator(rows))
 
 
 def as_rows(data: Any) -> Rows:

@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from samestep.core.errors import UserError
 from samestep.core.open_files import PER_BATCH, PER_WORKER, require_open_files
 from samestep.core.parent import kill_with_parent
+from samestep.data.augmented import takes_generator
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
-from samestep.data.random_state import random_state_kept, seed_for_row
+from samestep.data.random_state import generator_of_row, random_state_kept, seed_for_row
 from samestep.data.worker_queue import LoaderContext, naming_worker_failures, print_no_lost_connections, resource_error
 from samestep.world.world import World
 
@@ -34,7 +35,8 @@ RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 
 
 class Rows(Protocol):
-    """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
+    """Samples by index; with a third argument, `__getitem__(index, random)`, each is read with a generator of its own (see
+    augmented.py). If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
     has a collate; if there is torch's `__getitems__(indices)`, it is used to get a list of samples.
 
     Rows that depend on their step, such as rows that are padded to the longest of the global batch, have a method
@@ -63,13 +65,13 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
 
 
 def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
-    """The samples of these (epoch, index) pairs, for each of which the global generators are seeded: so a sample is the
-    same whoever reads it. They are restored afterwards."""
-    samples = []
+    """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
+    a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards."""
+    samples, read = [], type(rows).__getitem__ if takes_generator(rows) else None
     with random_state_kept():
         for epoch, index in ids.tolist():
             seed_for_row(seed, epoch, index)
-            samples.append(rows[index])
+            samples.append(read(rows, index, generator_of_row(seed, epoch, index)) if read else rows[index])
     return samples
 
 

@@ -10,6 +10,7 @@ import torch
 from samestep.data import noise
 
 ROW = noise.purpose("data.row")
+OWN = noise.purpose("data.row generator")
 
 
 @contextmanager
@@ -22,6 +23,11 @@ def random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def generator_of_row(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """A generator for one row."""
+    return np.random.default_rng(list(noise.words(seed, OWN, epoch, index)))
 
 
 def seed_for_row(seed: int, epoch: int, index: int) -> None:

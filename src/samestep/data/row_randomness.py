@@ -10,6 +10,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -37,6 +38,8 @@ class WatchedGenerator:
     state: Callable[[], Any]
     restore: Callable[[Any], object]
     draw: Callable[[], object]
+    seed: Callable[[int], object]
+    """Begins it again from a number of 32 bits."""
 
 
 class RandomnessWatch:
@@ -44,7 +47,7 @@ class RandomnessWatch:
 
     def __init__(self, source: Any, *, own_only: bool = False) -> None:
         """`source` is what may hold generators of its own; `own_only`: the global ones may be drawn from."""
-        self._generators = [*([] if own_only else _global_generators()), *_own_generators(source)]
+        self._generators = [*([] if own_only else global_generators()), *own_generators(source)]
         self._at_start = [generator.state() for generator in self._generators]
 
     def read(self, read: Callable[[], T]) -> tuple[T, WatchedGenerator | None]:
@@ -76,7 +79,7 @@ def _same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-def _global_generators() -> list[WatchedGenerator]:
+def global_generators() -> list[WatchedGenerator]:
     return [
         _python("Python's `random`", random, is_global=True),
         _legacy_numpy("numpy's `np.random`", np.random, is_global=True),
@@ -84,7 +87,7 @@ def _global_generators() -> list[WatchedGenerator]:
     ]
 
 
-def _own_generators(source: Any) -> list[WatchedGenerator]:
+def own_generators(source: Any) -> list[WatchedGenerator]:
     """The generators that can be reached from an object, each once."""
     known = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
     waiting, seen, found = [(type(source).__name__, source)], set[int](), []
@@ -108,22 +111,24 @@ def _as_generator(name: str, value: Any) -> WatchedGenerator | None:
         return _legacy_numpy(name, value)
     if isinstance(value, np.random.Generator | np.random.BitGenerator):
         bits = value.bit_generator if isinstance(value, np.random.Generator) else value
-        return WatchedGenerator(name, False, lambda: bits.state, lambda s: setattr(bits, "state", s), bits.random_raw)
+        restore = partial(setattr, bits, "state")
+        seed = lambda number: restore(type(bits)(number).state)  # noqa: E731
+        return WatchedGenerator(name, False, lambda: bits.state, restore, bits.random_raw, seed)
     return _torch(name, value) if isinstance(value, torch.Generator) and value.device.type == "cpu" else None
 
 
 def _python(name: str, source: Any, is_global: bool = False) -> WatchedGenerator:
-    return WatchedGenerator(name, is_global, source.getstate, source.setstate, source.random)
+    return WatchedGenerator(name, is_global, source.getstate, source.setstate, source.random, source.seed)
 
 
 def _legacy_numpy(name: str, source: Any, is_global: bool = False) -> WatchedGenerator:
-    return WatchedGenerator(name, is_global, lambda: source.get_state(legacy=False), source.set_state, source.random)
+    state = partial(source.get_state, legacy=False)
+    return WatchedGenerator(name, is_global, state, source.set_state, source.random, source.seed)
 
 
 def _torch(name: str, source: torch.Generator, is_global: bool = False) -> WatchedGenerator:
-    return WatchedGenerator(
-        name, is_global, source.get_state, source.set_state, lambda: torch.rand((), generator=source)
-    )
+    draw = partial(torch.rand, (), generator=source)
+    return WatchedGenerator(name, is_global, source.get_state, source.set_state, draw, source.manual_seed)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
