@@ -35,9 +35,10 @@ RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 
 
 class Rows(Protocol):
-    """Samples by index; with a third argument, `__getitem__(index, random)`, each is read with a generator of its own (see
-    augmented.py). If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
+    """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
     has a collate; if there is torch's `__getitems__(indices)`, it is used to get a list of samples.
+
+    Where `__getitem__(index, random)` takes a generator, each sample is read with its own; see augmented.py.
 
     Rows that depend on their step, such as rows that are padded to the longest of the global batch, have a method
     `of_step(step, indices)`: given a step and all rows of its global batch, it returns the rows to read for it. What
@@ -67,7 +68,8 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
 def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
     a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards."""
-    samples, read = [], type(rows).__getitem__ if takes_generator(rows) else None
+    read: Any = type(rows).__getitem__ if takes_generator(rows) else None
+    samples = []
     with random_state_kept():
         for epoch, index in ids.tolist():
             seed_for_row(seed, epoch, index)
