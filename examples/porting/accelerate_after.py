@@ -34,5 +34,5 @@ as_before = {"batch_size": 5, "global_batch_size": 10, "epochs": 3, "learning_ra
 recipe = Recipe(
     config=Config,
     stages=lambda config: [Stage("train", build, validate=Fit.validate, best=("val/accuracy", "max"))],
-    presets={"default": as_before | {"weight_decay": 0.0, "beta2": 0.999}},
+    presets={"default": as_before | {"weight_decay": 0.0, "beta2": 0.999}, "verify": as_before | {"batch_size": 3}},
 )

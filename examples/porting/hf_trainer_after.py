@@ -44,8 +44,9 @@ def loss(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 as_before = {"batch_size": 4, "global_batch_size": 8, "epochs": 3, "learning_rate": 1e-3, "schedule": "cosine"}
+usual = {"weight_decay": 0.1, "beta2": 0.999, "checkpoint": {"keep_last": 2}}
 recipe = Recipe(
     config=Finetune,
     stages=lambda config: [Stage("finetune", build, validate=Fit.validate, best=("val/loss", "min"))],
-    presets={"default": as_before | {"weight_decay": 0.1, "beta2": 0.999, "checkpoint": {"keep_last": 2}}},
+    presets={"default": as_before | usual, "verify": as_before | usual | {"batch_size": 3}},
 )

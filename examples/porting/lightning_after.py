@@ -38,5 +38,5 @@ optimizer = {"learning_rate": 0.01, "schedule": "cosine", "weight_decay": 0.0, "
 recipe = Recipe(
     config=Config,
     stages=lambda config: [Stage("train", build, validate=Fit.validate, best=("val/loss", "min"))],  # ModelCheckpoint
-    presets={"default": steps | optimizer},
+    presets={"default": steps | optimizer, "verify": steps | optimizer | {"batch_size": 3}},
 )
