@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from samestep.core import terminal_lines
 from samestep.core.console import PlainConsole
@@ -60,18 +60,21 @@ class Screen(AbstractContextManager["Screen"]):
             self._bar = None
 
     def banner(self, title: str, lines: Mapping[str, str]) -> None:
-        """The resolved set-up, a short table. The bars of a stage before it are taken away."""
+        """The resolved set-up in a few lines. The bars of a stage before it are taken away."""
         if self._bar is not None:
             for task in self._tasks.values():
                 self._bar.remove_task(task)
             self._lines.bars(len(self._bar.tasks))
         self._tasks.clear()
-        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-        table.add_column(style="dim")
-        table.add_column()
+        self.facts(title, lines)
+
+    def facts(self, title: str, lines: Mapping[str, str]) -> None:
+        """Names and values, one below the other. No line is broken, so a path or a command can be copied."""
+        width = max(map(len, lines))
+        self.console.print(Text(title, style="italic"))
         for name, value in lines.items():
-            table.add_row(name, value)
-        self.console.print(table)
+            indented = value.replace("\n", "\n" + " " * (width + 2))
+            self.console.print(Text.assemble((name.ljust(width), "dim"), "  ", indented))
         self.console.print()
 
     def print(self, text: str) -> None:
