@@ -69,7 +69,8 @@ def _of_stage(rundir: RunDir, stage: Stage, rows: Sequence[Mapping[str, Any]], b
         if count := sum(learner.skipped_steps.count for learner in bench.learners):
             parts.append(f"{count:,} skipped")
     if speeds := [row[f"{stage.unit}/s"] for row in rows if f"{stage.unit}/s" in row]:
-        parts.append(f"{statistics.median(speeds):,.0f} {stage.unit}/s")
+        speed = statistics.median(speeds)
+        parts.append(f"{speed:,.0f} {stage.unit}/s" if speed >= 10 else f"{speed:.2g} {stage.unit}/s")
     return parts + _best(stage, rows)
 
 
