@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.core.durations import format_clock, parse_duration
+from samestep.core.durations import format_clock, format_spent, parse_duration
 from samestep.core.errors import UserError
 
 
@@ -43,3 +43,20 @@ def test_time_limits(text: str, wanted: str) -> None:
 def test_time_limits_that_schedulers_read_differently_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a time limit"):
         parse_duration(text, time_limit=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.44, "9.4 s"),
+        (59.6, "1 min"),
+        (123, "2 min 3 s"),
+        (3600, "1 h"),
+        (3605, "1 h"),
+        (3661, "1 h 1 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_time_that_was_spent(seconds: float, text: str) -> None:
+    assert format_spent(seconds) == text

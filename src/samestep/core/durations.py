@@ -39,3 +39,15 @@ def ago(seconds: float) -> str:
     """An age, such as `5 min`."""
     length, unit = next((pair for pair in _AGE_UNITS if seconds >= pair[0]), (1, "s"))
     return f"{max(0.0, seconds) / length:.0f} {unit}"
+
+
+def format_spent(seconds: float) -> str:
+    """Time that something took, in its two largest units: `2 min 3 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    rest, parts = round(seconds), list[str]()
+    for length, unit in _AGE_UNITS:
+        count, rest = divmod(rest, length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 "))

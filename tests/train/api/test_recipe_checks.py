@@ -91,6 +91,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Stage("fit", build, hooks=[]),
         r"hooks of stage 'fit' must be a function of \(task, be",
     ),  # type: ignore[arg-type]
+    "text to show": (lambda: Stage("fit", build, shown="loss"), r"shown must be a list, as in shown=\['loss'\]"),
     "text to ignore": (lambda: Stage("fit", build, ignores="epochs"), r"must be a list, as in ignores=\['epochs'\]"),
     "unknown of a stage": (
         lambda: Stage("fit", build, validation=1),  # type: ignore[call-arg]

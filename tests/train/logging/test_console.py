@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from samestep.train.logging.console import Screen
+from samestep.train.logging.console import Screen, choose_metrics, format_metrics
 
 
 def test_a_new_stage_begins_without_the_bars_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +27,17 @@ def shown(screen: Screen) -> str:
     with screen.console.capture() as captured:
         screen.console.print(screen._bar.get_renderable())
     return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (["reward", "win*"], "reward 0.2  win_rate 0.5 (0.4 to 0.6)"),
+        (["win_rate", "*"], "win_rate 0.5 (0.4 to 0.6)  loss 1  reward 0.2  lr_low 3"),
+        (["nothing"], ""),
+        (["win_rate_low"], "win_rate_low 0.4"),
+    ],
+)
+def test_the_chosen_metrics_in_the_order_of_the_choice(shown: list[str], text: str) -> None:
+    metrics = {"loss": 1.0, "win_rate": 0.5, "win_rate_low": 0.4, "win_rate_high": 0.6, "reward": 0.2, "lr_low": 3.0}
+    assert format_metrics(choose_metrics(metrics, shown)) == text

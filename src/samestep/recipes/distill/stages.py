@@ -14,7 +14,7 @@ from samestep.data.order import MixedOrder
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, load_data
 from samestep.recipes.distill.exporting import best_step, shown_mix, write_artifact_folder
-from samestep.recipes.distill.objective import KL, MARGIN_MSE, RECORDS
+from samestep.recipes.distill.objective import COSINE, KL, MARGIN_MSE, RECORDS
 from samestep.recipes.distill.presets import KNOWN_TEACHERS
 from samestep.recipes.distill.task import ALIGN, NDCG, RANK, Align, PhaseTask, Rank
 from samestep.recipes.distill.teacher import MINING_STAGE, TEACHER_STAGE, build_cache, build_mining
@@ -32,6 +32,7 @@ _SAME = (
 for validation."""
 _TAKE_BEST = "set best_at_end=true, or give --which best to export and evaluate"
 BEST = (f"val/{NDCG}", "max")
+SHOWN = ("loss", COSINE, BEST[0], "val/recall@10", "val/mrr@10", f"val/{COSINE}")
 _ONLY_TEACHER = (
     *(*TRAINING_SETTINGS, "init_from", "bucketed", "student_model", "student.*", "use_projection"),
     *("align.*", "rank.*", "negatives", "phase?_*", "skip_phase?"),
@@ -107,7 +108,7 @@ def stages(config: DistillConfig) -> list[Stage]:
     if not config.skip_phase2:
         start = None if config.skip_phase1 else f"{ALIGN}:best"
         phases.append(Stage(RANK, Rank, config=_rank_config, start=start))
-    phases = [replace(phase, validate=PhaseTask.validate, best=BEST) for phase in phases]
+    phases = [replace(phase, validate=PhaseTask.validate, best=BEST, shown=SHOWN) for phase in phases]
     phases[-1] = replace(phases[-1], finish=hand_over)
     return [*found, *phases]
 

@@ -21,6 +21,10 @@ from samestep.recipes.dpo.text_family import TextFamily, open_text_model
 from samestep.train.record.config import named_source
 
 BEST = "val/loss"
+SHOWN = (
+    *("loss", "accuracy", "margin"),
+    *(BEST, "val/accuracy", "val/margin", "val/perplexity", "val/recovery"),
+)
 _UNUSED_BY_REFERENCE = (*TRAINING_SETTINGS, "objective.*", "bucketed", "sampling_temperature")
 
 
@@ -77,7 +81,7 @@ def _is_at_hand(config: DpoConfig) -> bool:
 
 def stages(config: DpoConfig) -> list[Stage]:
     """The reference's log-probabilities, if they are cached, and training."""
-    train = Stage("dpo", _train, validate=Fit.validate, best=(BEST, "min"), hooks=_hooks)
+    train = Stage("dpo", _train, validate=Fit.validate, best=(BEST, "min"), hooks=_hooks, shown=SHOWN)
     if config.reference == "live":
         return [train]
     return [Stage(REFERENCE, _compute_reference, ignores=_UNUSED_BY_REFERENCE), train]

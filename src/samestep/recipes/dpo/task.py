@@ -112,10 +112,7 @@ def _loss(
 
 
 def with_loss(objective: Objective, found: dict[str, float]) -> dict[str, float]:
-    """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences.
-
-    The first ones are shown on the screen.
-    """
+    """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences."""
     loss = sum(coefficient * found[name] for name, coefficient in objective.mix.items() if name in found)
     first = {"loss": loss, "accuracy": found["accuracy"], "margin": found["margin"]}
     recovery = {name: found[name] for name in ("recovery",) if name in found}

@@ -12,11 +12,18 @@ from samestep.recipes.gan.players import HumanTexts, PlayerConfig, count_nats, h
 from samestep.recipes.gan.task import GENERATOR, Adversaries
 
 MLE, GAN = "mle", "gan"
+SHOWN = (
+    *("judge_accuracy", "generator_reward_mean", "judge/loss"),
+    *("benchmark/win_rate", "benchmark/baseline_win_rate", "benchmark/accuracy", "benchmark/self_bleu"),
+    *("benchmark/human_nats", "benchmark/collapsed", "pairs/win_rate", "pairs/accuracy"),
+)
+"""Who wins. The loss of a policy gradient says nothing of that."""
 
 
 def stages(config: GanConfig) -> list[Stage]:
     """The last has the judge; the first is only there if the config asks for epochs on human texts."""
-    gan = Stage(GAN, Adversaries, validate=Adversaries.validate, hooks=_hooks, start=MLE if config.mle_epochs else None)
+    start = MLE if config.mle_epochs else None
+    gan = Stage(GAN, Adversaries, validate=Adversaries.validate, hooks=_hooks, start=start, shown=SHOWN)
     if not config.mle_epochs:
         return [gan]
     best = ("val/nats", "min")

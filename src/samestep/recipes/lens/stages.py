@@ -29,6 +29,7 @@ from samestep.train.api.dump import dump_config
 WARM_START, TRAIN, GRPO = "warm_start", "train", "grpo"
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
+SHOWN = ("loss", "mse", "kl", "reward", BEST[0], "val/loss", "val/mse", "val/kl")
 _OF_DRAWN_TOKENS = (
     *("kl_base_weight", "lm_base_weight", "entropy_weight", "mse_weight"),
     *("gumbel_tau_schedule.*", "alpha_schedule.*", "stop_gradient_delta"),
@@ -102,7 +103,7 @@ def stages(config: LensConfig) -> list[Stage]:
     """From training alone, with another run's dump, to seven."""
     found = _preparation(config) if config.activation_dumper.source is None else []
     later = ("grpo.*", "evaluation.*")
-    stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later)
+    stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later, shown=SHOWN)
     with_train = partial(stage, gpus_of=TRAIN)
     train = stage(TRAIN, LensTraining, validate=LensTraining.validate)
     if config.warm_start.max_steps:

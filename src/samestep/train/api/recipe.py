@@ -60,11 +60,14 @@ class Stage:
     """The stage's own settings, made from the run's: `lambda c: replace(c, learning_rate=c.align_lr)`."""
     ignores: Sequence[str] = ()
     """Settings that this stage does not use (glob patterns); `stages_from` takes it over whatever they are."""
+    shown: Sequence[str] = ()
+    """Metrics on the screen, in this order (names, or glob patterns). Where none of them is there, training steps show
+    their losses, and a validation its first eight; the metric of `best` is always there. The files have all."""
     gpus_of: str | None = None
     """The stage whose number of GPUs it has in `samestep submit`: `--num-gpus-train` is then for both."""
 
     def __post_init__(self) -> None:
-        check_names(self.name, self.best, self.ignores)
+        check_names(self.name, self.best, {"ignores": self.ignores, "shown": self.shown})
         functions = {"build": ["bench"], "validate": ["task", "tick"], "finish": ["task", "bench"]}
         for field_name, arguments in {**functions, "hooks": ["task", "bench"], "config": ["config"]}.items():
             function = getattr(self, field_name)

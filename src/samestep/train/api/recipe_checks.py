@@ -75,8 +75,8 @@ def check_learner_arguments(name: str, taken: Sequence[str], rate: object, group
         )
 
 
-def check_names(name: str, best: object, ignores: object) -> None:
-    """Refuse a stage whose texts have another form."""
+def check_names(name: str, best: object, lists: Mapping[str, object]) -> None:
+    """Refuse a stage whose texts have another form; `lists` are its lists of texts by field."""
     if not isinstance(name, str) or not name or "/" in name:
         raise UserError(f"a stage begins with its name, such as Stage('train', build), not with {described(name)}")
     if best is not None and not _is_best(best):
@@ -84,8 +84,9 @@ def check_names(name: str, best: object, ignores: object) -> None:
         raise UserError(
             f"stage {name!r}: best must be a metric and 'min' or 'max', as in best=({metric!r}, 'min'), but is {best!r}"
         )
-    if isinstance(ignores, str):
-        raise UserError(f"stage {name!r}: ignores must be a list, as in ignores=[{ignores!r}]")
+    for field, found in lists.items():
+        if isinstance(found, str):
+            raise UserError(f"stage {name!r}: {field} must be a list, as in {field}=[{found!r}]")
 
 
 def _is_best(best: object) -> bool:

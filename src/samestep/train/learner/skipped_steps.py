@@ -128,6 +128,11 @@ class SkippedSteps:
             )
         self._say(f"step {pending.step + 1} was skipped, with all {len(pending.ids)} rows of its batch: {why}")
 
+    @property
+    def count(self) -> int:
+        """Steps that trained nothing."""
+        return self.not_finite + self.uncounted
+
     def summary(self) -> str:
         """What the end of a stage says about them; empty if there was none."""
         parts = []

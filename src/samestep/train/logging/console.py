@@ -4,14 +4,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from samestep.core import terminal_lines
 from samestep.core.console import PlainConsole
@@ -60,18 +61,21 @@ class Screen(AbstractContextManager["Screen"]):
             self._bar = None
 
     def banner(self, title: str, lines: Mapping[str, str]) -> None:
-        """The resolved set-up, a short table. The bars of a stage before it are taken away."""
+        """The resolved set-up in a few lines. The bars of a stage before it are taken away."""
         if self._bar is not None:
             for task in self._tasks.values():
                 self._bar.remove_task(task)
             self._lines.bars(len(self._bar.tasks))
         self._tasks.clear()
-        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-        table.add_column(style="dim")
-        table.add_column()
+        self.facts(title, lines)
+
+    def facts(self, title: str, lines: Mapping[str, str]) -> None:
+        """Names and values, one below the other. No line is broken, so a path or a command can be copied."""
+        width = max(map(len, lines))
+        self.console.print(Text(title, style="italic"))
         for name, value in lines.items():
-            table.add_row(name, value)
-        self.console.print(table)
+            indented = value.replace("\n", "\n" + " " * (width + 2))
+            self.console.print(Text.assemble((name.ljust(width), "dim"), "  ", indented))
         self.console.print()
 
     def print(self, text: str) -> None:
@@ -144,8 +148,28 @@ class _LinesAbove:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics on one line, short enough to read."""
-    return "  ".join(f"{name} {_short(value)}" for name, value in metrics.items())
+    """Metrics on one line, short enough to read; those with an interval as `win_rate 0.5 (0.42 to 0.58)`."""
+    return "  ".join(f"{name} {_with_interval(metrics, name)}" for name in metrics if not _is_bound(metrics, name))
+
+
+def choose_metrics(metrics: Mapping[str, float], shown: Sequence[str]) -> Mapping[str, float]:
+    """The metrics that `shown` names (names or glob patterns), in its order, each with its interval if it has one."""
+    named = [name for pattern in shown for name in metrics if fnmatchcase(name, pattern)]
+    bounds = [name for name in metrics if _is_bound(metrics, name) and name[: name.rindex("_")] in named]
+    return {name: metrics[name] for name in dict.fromkeys([*named, *bounds])}
+
+
+def _is_bound(metrics: Mapping[str, float], name: str) -> bool:
+    """Whether it is an end of the interval of another metric, as `win_rate_low` is of `win_rate`."""
+    metric, _, end = name.rpartition("_")
+    return end in ("low", "high") and {metric, f"{metric}_low", f"{metric}_high"} <= metrics.keys()
+
+
+def _with_interval(metrics: Mapping[str, float], name: str) -> str:
+    if not _is_bound(metrics, f"{name}_low"):
+        return _short(metrics[name])
+    low, high = (_short(metrics[f"{name}_{end}"]) for end in ("low", "high"))
+    return f"{_short(metrics[name])} ({low} to {high})"
 
 
 def _short(value: float) -> str:

@@ -90,6 +90,7 @@ def assemble_hooks(
         ready.task.length,
         speeds,
         stage.name,
+        stage.shown,
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,6 +37,7 @@ from samestep.train.record.run_record import (
 from samestep.train.record.run_status import RunEvents
 from samestep.train.record.stop import Stop
 from samestep.train.session.context import SessionContext
+from samestep.train.session.end_summary import end_summary
 from samestep.train.session.recipe_code import recipe_code
 from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
@@ -63,9 +65,11 @@ class Session:
         self._extension: Extension | LaterLength | None = None
         self._context: SessionContext | None = None
         self._running: Stage | None = None
+        self._began = 0.0
 
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
+        self._began = time.monotonic()
         launches = sorted(set(self._world.gather(launch_id(os.environ))))
         max_time = parse_duration(self.config.max_time) if self.config.max_time else None
         limit = launch_env.seconds_left(max_time, os.environ)
@@ -128,6 +132,9 @@ class Session:
                 return Outcome.DONE
         if self._world.is_main:  # which has just written the records that the status sums up
             context.events.status("done", **stopped_early(context.rundir, [stage.name for stage in stages]))
+            seconds = time.monotonic() - self._began
+            summary = end_summary(self._recipe, context.rundir, stages, context.benches, seconds)
+            screen.banner(f"samestep · {self._name}: done", summary)
         screen.print(f"done: {path}")
         return Outcome.DONE
 

@@ -110,6 +110,20 @@ def test_the_bar_shows_the_average_of_the_epoch_too(
     ]
 
 
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [(("rows/s", "lo*"), "rows/s 80  loss 0  average loss 0"), (("reward",), "loss 0  average loss 0  rows/s 80")],
+)
+def test_the_bar_shows_what_the_stage_names_else_its_losses(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch, shown: tuple[str, ...], text: str
+) -> None:
+    run = LoggedSteps(tmp_path, clock, every=1)
+    run.log.shown, lines = shown, list[str]()
+    monkeypatch.setattr(run.log.screen, "advance", lambda what, done, total, metrics: lines.append(metrics))
+    run.step(seconds=0.1)
+    assert lines == [text]
+
+
 def test_rows_of_long_steps_are_written_at_once(tmp_path: Path, clock: list[float]) -> None:
     run = LoggedSteps(tmp_path, clock)
     for _ in range(6):

@@ -63,3 +63,21 @@ def test_the_best_is_the_best_of_the_finite_ones(values: list[float], mode: str)
 def test_a_checkpoint_is_compared_by_a_finite_metric_only(value: float) -> None:
     found = Checkpoint("x", 1, Manifest(1, 1, {}, {"metric": value}))  # type: ignore[arg-type]
     assert found.metric == (value if math.isfinite(value) else None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [
+        ((), "val/0 0  val/1 1  val/2 2  val/3 3  val/4 4  val/5 5  val/6 6  val/7 7  and 2 more  (best so far)"),
+        (("val/9", "val/1"), "val/8 8  val/9 9  val/1 1  (best so far)"),
+    ],
+)
+def test_a_stage_says_which_metrics_are_shown(shown: tuple[str, ...], line: str) -> None:
+    kept: Any = Kept()
+    found = {f"val/{number}": float(number) for number in range(10)}
+    stage = Stage("fit", Any, validate=lambda task, tick: found, best=("val/8", "min"), shown=shown)
+    progress = Progress(steps_per_epoch=9)
+    validate = Validate(stage, None, kept, kept, progress, World.single(), Config(validate_every=1))
+    tick = progress.begin_step()
+    validate.after_step(tick, {}, last=False)
+    assert kept.lines == [f"step 1  {line}"]

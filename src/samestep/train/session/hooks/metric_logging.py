@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.train.logging.console import Screen, format_metrics
+from samestep.train.logging.console import Screen, choose_metrics, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, PendingMetrics, is_loss
 from samestep.train.logging.sinks import Sink
 from samestep.train.record.progress import Progress, Tick
@@ -45,6 +46,8 @@ class LogMetrics:
     speeds: RankSpeeds
     stage: str
     """Its name, which progress is shown under."""
+    shown: Sequence[str] = ()
+    """What the stage wants on the screen; empty: its losses."""
 
     def __post_init__(self) -> None:
         self._since, self._before = time.monotonic(), self.progress.step
@@ -87,9 +90,10 @@ class LogMetrics:
             metrics[f"{self.unit}/s"] = per_step * row.steps / row.seconds
         metrics = {name: value for name, value in metrics.items() if not name.startswith("count/")}
         self._record(row.step, row.epoch, metrics)
-        losses = {name: value for name, value in metrics.items() if is_loss(name)}
+        chosen = choose_metrics(metrics, self.shown) or {name: metrics[name] for name in metrics if is_loss(name)}
+        losses = {name: value for name, value in chosen.items() if is_loss(name)}
         speed = {name: metrics[name] for name in [f"{self.unit}/s"] if name in metrics}
-        shown = losses | self._average(row, losses) | speed
+        shown = {**chosen} | self._average(row, losses) | speed
         self.screen.advance(self.stage, row.step, self.length, format_metrics(shown))
 
     def _average(self, row: _Row, losses: MetricValues) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from samestep.core.errors import UserError
 from samestep.train.api.recipe import Stage
 from samestep.train.api.recipe_checks import check_validation
-from samestep.train.logging.console import Screen, format_metrics
+from samestep.train.logging.console import Screen, choose_metrics, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, is_loss
 from samestep.train.record.config import Config
 from samestep.train.record.improvement import follows_validation
@@ -18,7 +18,7 @@ from samestep.train.session.hooks.metric_logging import LogMetrics
 from samestep.world.world import World
 
 SHOWN = 8
-"""Validation metrics on the screen."""
+"""Validation metrics on the screen, where the stage does not say which."""
 
 
 def check_validated(stage: Stage, found: MetricValues, config: Config) -> None:
@@ -120,11 +120,16 @@ class Validate:
             self.screen.print(f"stopped early after step {tick.step + 1}: {improvement.describe()}")
 
     def summary(self) -> str:
-        """The first validation metrics of this step as text; metrics.jsonl has them all."""
-        shown = dict(islice(self.values.items(), SHOWN))
-        left = len(self.values) - len(shown)
-        more = f"  and {left} more" if left else ""
-        return format_metrics(shown) + more + ("  (best so far)" if self.improved else "")
+        """The validation metrics of this step that the stage shows, else the first ones, as text; metrics.jsonl has
+        them all."""
+        return self._shown() + ("  (best so far)" if self.improved else "")
+
+    def _shown(self) -> str:
+        if chosen := choose_metrics(self.values, self.stage.shown):
+            followed = self.stage.best[:1] if self.stage.best else ()
+            return format_metrics({name: self.values[name] for name in followed} | chosen)
+        left = len(self.values) - SHOWN
+        return format_metrics(dict(islice(self.values.items(), SHOWN))) + (f"  and {left} more" if left > 0 else "")
 
     def _keep_best(self) -> bool:
         """The metrics are equal on all ranks, so all ranks decide alike."""
@@ -161,4 +166,5 @@ class EpochSummary:
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.accumulator.read().items()}
-        self.screen.print(f"epoch {tick.epoch + 1}  {format_metrics(train)}  {self.validate.summary()}".rstrip())
+        if text := f"{format_metrics(train)}  {self.validate.summary()}".rstrip():
+            self.screen.print(f"epoch {tick.epoch + 1}  {text}")
