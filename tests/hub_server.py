@@ -77,7 +77,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 return self._send(refusal[0], b"", refusal[1], with_body)
             if match := re.match(r"/api/(?:models|datasets)/([^/]+/[^/]+)/revision/([^/?]+)", self.path):
                 return self._info(match[1], match[2], with_body)
-            if match := re.match(r"/api/models/([^/]+/[^/]+)/tree/", self.path):
+            if match := re.match(r"/api/(?:models|datasets)/([^/]+/[^/]+)/tree/", self.path):
                 return self._tree(hub.models[match[1]], with_body)
             match = re.match(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
             if match is None:  # what else the client is curious about

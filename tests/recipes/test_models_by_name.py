@@ -211,3 +211,14 @@ def test_two_ranks_download_once(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     use("http://127.0.0.1:9", home / "new", monkeypatch)
     assert main([*sample, "one.jsonl"]) == 0
     assert Path("one.jsonl").read_text() == Path("two.jsonl").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_train_on_a_dataset_that_is_downloaded_once(home: Path) -> None:
+    records = "".join(json.dumps({"text": f"text number {n}, and what follows"}) + "\n" for n in range(40))
+    train = ["train", "mdlm", "preset=verify", *SHARED, "samples_at_end=0", "max_steps=1", "data.limit=null"]
+    with serving({"org/records": {"train.jsonl": records.encode(), "README.md": b"# Texts"}}) as hub:
+        cache, data = str(home / "cache"), ["data.path=org/records"]
+        run_on_ranks(run_on_a_rank, 2, hub.url, cache, [*train, *data, "name=a"], logs=home / "logs", timeout=200)
+        assert hub.fetched() == ["README.md", "train.jsonl"]
+        assert sum(line.startswith("HEAD") for line in hub.requests) == 2

@@ -1,5 +1,6 @@
 """Datasets of the Hub: their files are downloaded and read like any others, by configuration and split."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import pytest
 
 from hub_server import HubServer, serving, use
 from samestep.core.errors import UserError
-from samestep.data.records.hub import download_records, hub_dataset
+from samestep.data.records.hub import HubDataset, download_records, hub_dataset
 from samestep.data.records.reading import Records
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+importlib.import_module("huggingface_hub.errors")
 
 
 def lines(*texts: str) -> bytes:
@@ -92,6 +96,49 @@ def test_it_is_asked_for_once(hub: HubServer) -> None:
     assert hub.fetched() == ["train-00000.jsonl", "train-00001.jsonl"]
 
 
+@pytest.mark.parametrize("name", ["org/plain", "org/splits:validation", "org/configs:en:test", "org/card:short"])
+def test_the_second_time_it_is_in_the_cache(hub: HubServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [row.values["text"] for row in Records(name).rows]
+    hub.stop()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    download_records.cache_clear()
+    assert [row.values["text"] for row in Records(name).rows] == texts
+
+
+def test_a_part_in_the_cache_is_not_taken_for_all(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = download_records(HubDataset("org/splits"))
+    files[1].unlink()
+    download_records.cache_clear()
+    assert len(Records("org/splits").rows) == 2
+    hub.stop()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"^Unset HF_HUB_OFFLINE, or name a file or folder; org/splits:validation is not"
+    ):
+        Records("org/splits:validation")
+
+
+def test_without_a_kept_list_of_files(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of the client keep none, so what is in the cache may be a part: the Hub is asked."""
+
+    def missing(*args: Any, **options: Any) -> None:
+        raise huggingface_hub.errors.CachedRepoTreeNotFoundError("none")
+
+    monkeypatch.setattr("huggingface_hub.get_cached_repo_tree", missing, raising=False)
+    for name, count in (("org/splits:validation", 1), ("org/splits", 2), ("org/splits:validation", 1)):
+        download_records.cache_clear()
+        assert len(Records(name).rows) == count
+    assert len(hub.fetched()) == 3
+
+
+def test_a_line_says_that_it_is_downloaded(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.models["org/plain"]["data.jsonl"] = lines("a" * 2_000_000)
+    for said in ("downloading org/plain (2 MB)", ""):
+        assert len(Records("org/plain").rows) == 1
+        assert capsys.readouterr().err.strip() == said
+        download_records.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -111,7 +158,7 @@ def test_what_is_refused(hub: HubServer, name: str, sentence: str) -> None:
 
 def test_no_network(hub: HubServer) -> None:
     hub.stop()
-    with pytest.raises(UserError, match="Connect to a network, or name a file; the dataset org/plain cannot be read"):
+    with pytest.raises(UserError, match="Connect to a network, or name a file or folder; org/plain is not complete in"):
         Records("org/plain")
 
 

@@ -3,25 +3,26 @@
     org/name    org/name@revision    org/name:config:split    hub:org/name:split
 
 Nothing of a dataset is executed: one that has a loading script is refused. Which files a split has is what its card
-says, or what the files are called.
+says, or what the files are called. The cache is looked at first: what is complete there is used without a request,
+even if its branch has moved since; name a commit, or delete it from the cache, to get another one.
 """
 
-import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from samestep.core.errors import UserError, first_line, quoted
+from samestep.core.errors import UserError, quoted
+from samestep.core.hub_download import HubDownload, cached_tree, import_hub
 from samestep.core.paths import expand_home
 from samestep.data.records.lines import is_record_file
 
-_CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "huggingface_hub", "hf_xet")
-"""Where errors of the network come from."""
+if TYPE_CHECKING:
+    from samestep.world.world import World
+
 _PREFIX = "hub:"
 _NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@:\s]+))?(?::([^:\s]+))?(?::([^:\s]+))?")
 _CARD = "README.md"
@@ -61,22 +62,65 @@ def hub_dataset(path: str) -> HubDataset | None:
 
 @cache
 def download_records(dataset: HubDataset) -> list[Path]:
-    """The files of a dataset's split, in their order. They are downloaded once for each host; a process asks once."""
-    hub = _hub()
-    with _sentences(dataset, hub):
-        info = hub.HfApi().dataset_info(dataset.name, revision=dataset.revision)
-        files = sorted(file.rfilename for file in info.siblings)
-        _refuse_script(dataset, files)
-        configs = _configs_of_card(_fetch(hub, dataset, info.sha, _CARD)) if _CARD in files else {}
-        chosen = _choose(dataset, configs or _configs_by_name(files), files)
-        return [_fetch(hub, dataset, info.sha, name) for name in chosen]
+    """The files of a dataset's split, in their order, for this process alone; it looks once."""
+    from samestep.world.world import World
+
+    return download_dataset(dataset, World.single())
 
 
-def _fetch(hub: Any, dataset: HubDataset, commit: str, name: str) -> Path:
-    return Path(hub.hf_hub_download(dataset.name, name, repo_type="dataset", revision=commit))
+def download_dataset(dataset: HubDataset, world: "World") -> list[Path]:
+    """The files of a dataset's split, in their order. Collective: each host downloads them once."""
+    from samestep.world.hub_download import download_on_all_hosts
+
+    folder = download_on_all_hosts(str(dataset), lambda commit: DatasetDownload(dataset, commit), world)
+    return [folder / name for name in _choose(dataset, folder, _files(dataset, folder, downloaded=True) or ())]
 
 
-def _refuse_script(dataset: HubDataset, files: Sequence[str]) -> None:
+class DatasetDownload(HubDownload):
+    """Finds the files of a dataset's split in the cache of this host, or downloads them.
+
+    Which files a split has follows from the names of all. Newer versions of the client keep these in the cache; without
+    them the Hub is asked, since the files that are there may be a part.
+    """
+
+    kind, local = "dataset", "file or folder"
+
+    def __init__(self, dataset: HubDataset, commit: str | None = None) -> None:
+        super().__init__(str(dataset), dataset.name, commit or dataset.revision)
+        self._dataset = dataset
+
+    def find(self, downloaded: bool = False) -> Path | None:
+        hub = import_hub("Datasets")
+        try:
+            found = hub.snapshot_download(
+                self.name, repo_type=self.kind, revision=self.revision, local_files_only=True, allow_patterns=[_CARD]
+            )
+        except hub.errors.LocalEntryNotFoundError:
+            return None
+        folder = Path(found)
+        files = _files(self._dataset, folder, downloaded)
+        if files is None or (_CARD in files and not (folder / _CARD).is_file()):
+            return None
+        return folder if all((folder / name).is_file() for name in _choose(self._dataset, folder, files)) else None
+
+    def _download(self, hub: Any) -> Path:
+        info = hub.HfApi().dataset_info(self.name, revision=self.revision, files_metadata=True)
+        self._sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+        _refuse_script(self._dataset, self._sizes)
+        card = [_CARD] if _CARD in self._sizes else []
+        folder = self._fetch(hub, info.sha, card)
+        return self._fetch_wanted(hub, folder, [*card, *_choose(self._dataset, folder, sorted(self._sizes))])
+
+
+def _files(dataset: HubDataset, folder: Path, downloaded: bool) -> list[str] | None:
+    """All files of a dataset in their order, if the client has kept their list; else those that were downloaded."""
+    files: Iterable[str] | None = cached_tree(dataset.name, DatasetDownload.kind, folder.name)
+    if files is None and downloaded:
+        files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return None if files is None else sorted(files)
+
+
+def _refuse_script(dataset: HubDataset, files: Collection[str]) -> None:
     script = f"{dataset.name.rpartition('/')[2]}.py"
     if script in files:
         raise UserError(
@@ -135,8 +179,9 @@ def _split_of(name: str) -> str | None:
     return next((split for split, known in _SPLITS.items() if any(word in known for word in words)), None)
 
 
-def _choose(dataset: HubDataset, configs: Configs, files: Sequence[str]) -> list[str]:
+def _choose(dataset: HubDataset, folder: Path, files: Sequence[str]) -> list[str]:
     """The files of the configuration and the split that are named, or of the only ones."""
+    configs = (_configs_of_card(folder / _CARD) if _CARD in files else {}) or _configs_by_name(files)
     if not configs:
         raise UserError(f"Name another dataset; {dataset.name} has no files with records.")
     parts = list(dataset.parts)
@@ -156,42 +201,3 @@ def _choose(dataset: HubDataset, configs: Configs, files: Sequence[str]) -> list
     if not found:
         raise UserError(f"Name another split of {dataset.name}; {split!r} of {config!r} has no files with records.")
     return found
-
-
-@contextmanager
-def _sentences(dataset: HubDataset, hub: Any) -> Iterator[None]:
-    """What goes wrong with the Hub is said in a sentence."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)  # it repeats every failed attempt with its address
-    try:
-        yield
-    except UserError:
-        raise
-    except hub.errors.RepositoryNotFoundError:
-        raise UserError(
-            f"Check the name, or log in with `hf auth login` or HF_TOKEN if it is private; there is no file or folder "
-            f"{dataset.name} (from {Path.cwd()}), and no dataset {dataset.name} to be seen at {hub.constants.ENDPOINT}."
-        ) from None
-    except hub.errors.RevisionNotFoundError:
-        raise UserError(f"Name another revision; {dataset.name} has no {dataset.revision}.") from None
-    except Exception as problem:
-        is_of_client = type(problem).__module__.startswith(_CLIENTS)
-        if not (is_of_client or isinstance(problem, OSError | ValueError | RuntimeError)):
-            raise
-        raise UserError(
-            f"Connect to a network, or name a file; the dataset {dataset.name} cannot be read from "
-            f"{hub.constants.ENDPOINT}: {first_line(problem).rstrip('.')}."
-        ) from None
-    finally:
-        logger.setLevel(before)
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError:
-        raise UserError('Datasets of the Hub need huggingface_hub: pip install "samestep[hf]"') from None
-    return huggingface_hub

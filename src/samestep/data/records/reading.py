@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.config.no_effect import NoEffect
@@ -51,6 +51,15 @@ class RecordsConfig(CheckedConfig):
     """What a file calls its columns, where that is another name: data.columns.prompt=question."""
     skip_invalid: bool = field(default=False, kw_only=True)
     """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
+
+    PATHS: ClassVar[Sequence[str]] = ("path",)
+    """The settings that name files, folders or datasets."""
+
+    def named_paths(self) -> list[str]:
+        """What these settings name, without weights."""
+        values = [value for name in self.PATHS if (value := getattr(self, name, None))]
+        named = [[(value, None)] if isinstance(value, str) else parse_sources(value) for value in values]
+        return [path for each in named for path, _ in each]
 
     def records(self, path: str | Sequence[str], limit: int | None = None) -> "Records":
         """The records of a file or folder, or of several, that these settings are for."""

@@ -1,7 +1,7 @@
 """Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from samestep import Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
@@ -15,6 +15,7 @@ from samestep.recipes.distill.objective import AlignObjective, RankObjective
 class DataConfig(RecordsConfig):
     """Queries and passages."""
 
+    PATHS: ClassVar = ("train", "texts")
     train: str | list[str] | None = None
     """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split) with
     query and passage, or query, positive and negatives; a folder in BEIR's format, or its qrels/SPLIT.tsv; or several,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
@@ -19,6 +19,7 @@ from samestep.recipes.dpo.objective import Objective
 class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
+    PATHS: ClassVar = ("train", "validation")
     train: str | list[str] | None = None
     """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split):
     pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. Several are drawn in the proportion of

@@ -21,6 +21,7 @@ from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.logs import start_logging
 from samestep.core.native_output import send_native_output_to
 from samestep.core.rundir import RunDir
+from samestep.data.records.downloads import download_datasets
 from samestep.train.api.loop import Outcome
 from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.api.trusted_recipes import remember_recipe
@@ -115,7 +116,10 @@ class Session:
             self._running = stage
             if self._world.share(self._is_done(context, stage, stage is stages[-1])):
                 screen.print(f"stage {stage.name!r} is done already")
-            elif not self._take_over(context, stage, stages):
+                continue
+            with self._world.activity.doing("data"):
+                download_datasets(stage_config(stage, self.config), self._world)
+            if not self._take_over(context, stage, stages):
                 stage_run = StageRun(context, stage, stages)
                 if stage_run.run() is Outcome.PREEMPTED:
                     where = "" if stage_run.has_stepped else " before the first step of this launch"
