@@ -93,7 +93,7 @@ def test_all_recipes_have_the_same_names(recipe: str, verb: str) -> None:
     assert not names & {"seed", "out"}, "of all recipes"
     if verb == "sample":
         assert issubclass(found.options, PromptOptions)
-    assert "out" in ModelVerb(verb, "", "", print, lambda *_: None).options
+    assert "out" in ModelVerb(verb, "", "", print, lambda *_: None, {}).options
 
 
 def test_a_file_of_prompts(tmp_path: Path) -> None:

@@ -359,7 +359,8 @@ def test_lines_that_are_no_json(folder: Path) -> None:
         (b"[]", "pairs.json has none"),
         (b'[{"pdb_file": ', "which is no JSON list: "),
         (b"[1, 2]", "record 2: it is no JSON object"),
-        (b"\xff\xfe", "line 1: it is not UTF-8"),
+        (b"\xff\xff", "line 1: it is not UTF-8"),
+        (b"\xff\xfe", "it is text in UTF-16"),
     ],
 )
 def test_files_without_records(content: bytes, problem: str, folder: Path) -> None:

@@ -217,7 +217,7 @@ def test_criteria_are_separate_questions() -> None:
 
 
 def test_a_second_model_only_where_a_recipe_takes_one() -> None:
-    verb = ModelVerb("evaluate", "", "", print, evaluate_verb._write)
+    verb = ModelVerb("evaluate", "", "", print, evaluate_verb._write, {})
     both, one = Verb(print, second="against"), Verb(print)
     assert _name_second(["runs/b", "--x", "1"], verb, both, "r") == ["--against=runs/b", "--x", "1"]
     assert _name_second(["seed=1"], verb, one, "r") == ["seed=1"]
@@ -300,7 +300,7 @@ def test_prompts_are_of_the_test_part_where_there_is_one(compared: Compare, runs
     assert main(["train", "gan", *args]) == 0
     code, found, shown = compared(str(tmp_path / "tested"))
     assert code == 0, shown
-    texts = load(DataConfig(str(runs / "stories.csv"), None, 1, 60, 0.4, 0.2), 0)
+    texts = load(DataConfig(str(runs / "stories.csv"), validation_fraction=0.4, test_fraction=0.2), 0)
     assert texts.test is not None
     assert {pair["human"] for pair in found["pairs"]} == {record.human for record in texts.test.records}
     assert "on 8 test records of tested (gan, step 1)" in shown

@@ -100,7 +100,7 @@ def test_a_preset_only_has_settings_that_exist(preset: str) -> None:
         ("--max_story_length null --min_story_length 500", "0 of 9 records of stories.csv"),
         ("--data_path null --domain stories", "Name the file with data.path"),
         ("--init_from generator_step_2.pt", "generator.init_from=generator_step_2.pt or judge.init_from="),
-        ("--judge.init_from judge_step_2.pt", "Set judge.init_from to .* weight file; judge_step_2.pt does not exist"),
+        ("--judge.init_from judge_step_2.pt", "Set judge.init_from to .*; judge_step_2.pt does not exist"),
         ("--continue_from judge_epoch_1.pt", "generator.init_from=judge_epoch_1.pt or judge.init_from="),
     ],
 )
