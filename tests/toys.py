@@ -278,7 +278,8 @@ def _worker(folder: Path, cases: Sequence[Case]) -> None:
     torch.set_default_dtype(torch.float64)
     tempfile.tempdir = str(folder)
     world = World.join(device="cpu", timeout=60)
-    for strategy in [strategy for nproc, strategy in WORLDS if nproc == world.size]:
+    declared = [each for case in cases for each in worlds_of(case)]
+    for strategy in dict.fromkeys(strategy for nproc, strategy in declared if nproc == world.size):
         for case in [case for case in cases if (world.size, strategy) in worlds_of(case)]:
             error = ""
             try:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from samestep.train.api.whole_set import WholeSet as WholeSet
     from samestep.train.api.whole_set import gather_rows as gather_rows
     from samestep.train.artifacts.artifact_key import ArtifactKey as ArtifactKey
+    from samestep.train.learner.batch_norm import global_batch_norm as global_batch_norm
     from samestep.train.learner.dropout import keyed_dropout as keyed_dropout
     from samestep.train.learner.earlier_weights import EarlierWeights as EarlierWeights
     from samestep.train.learner.ema import Average as Average

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
-from samestep.data.order import micro_batches, split
+from samestep.data.order import micro_batches, share_bounds, split
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -35,6 +35,22 @@ def test_split_and_micros_agree(n: int, world: int) -> None:
     for rank, share in enumerate(shares):
         pieces = micro_batches(n, rank, world, rows=3)
         assert np.array_equal(ids[pieces[0][0] : pieces[-1][1]], share)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(n=st.integers(1, 500), world=st.integers(1, 17), rows=st.integers(1, 60), together=st.integers(1, 20))
+def test_rows_that_belong_together_are_not_split(n: int, world: int, rows: int, together: int) -> None:
+    if rows < together:
+        with pytest.raises(UserError, match=f"cannot hold the {together} rows that belong together; set batch_size to"):
+            micro_batches(n, 0, world, rows, together)
+        return
+    by_rank = [micro_batches(n, rank, world, rows, together) for rank in range(world)]
+    assert len({len(pieces) for pieces in by_rank}) == 1
+    pieces = [piece for mine in by_rank for piece in mine]
+    assert all(0 <= stop - start <= rows for start, stop in pieces)
+    assert all(stop % together == 0 or stop == n for _, stop in pieces)
+    assert [index for start, stop in pieces for index in range(start, stop)] == list(range(n))
+    assert share_bounds(n, world, together) == [*(mine[0][0] for mine in by_rank), n]
 
 
 def test_a_micro_batch_without_rows_is_refused() -> None:

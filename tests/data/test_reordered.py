@@ -27,6 +27,11 @@ def test_rows_are_reversed_and_equal_micro_batches_change_places() -> None:
     assert (other.size, other.batch, other.steps_per_epoch) == (14, 7, 2)
 
 
+def test_rows_that_belong_together_stay_together() -> None:
+    other = Reordered(Sequential(14, 7), 1, 6, active=lambda: True, together=2)
+    assert other.ids(0)[:, 1].tolist() == [5, 4, 3, 2, 1, 0, 6]
+
+
 def test_the_order_stays_while_inactive() -> None:
     order = Sequential(14, 7)
     assert np.array_equal(Reordered(order, 1, 3, active=lambda: False).ids(1), order.ids(1))

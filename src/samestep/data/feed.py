@@ -21,7 +21,7 @@ from samestep.core.arguments import check_function, described
 from samestep.core.errors import UserError
 from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader, read_in_worker
-from samestep.data.order import Order, share_bounds
+from samestep.data.order import Order, Reordered, share_bounds
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
@@ -141,6 +141,7 @@ class Feed:
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
         self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
         self._seconds_per_load = 0.0
+        self._is_read = False
         self.is_cut = False
         """Whether a pass has only the first step now (see `cut`)."""
         self.watch: Callable[[MicroBatches], MicroBatches] | None = None
@@ -162,6 +163,14 @@ class Feed:
             self.is_cut = False
             self._seek(0)
 
+    def keep_together(self, rows: int) -> None:
+        """From now on cut a global batch only between groups of so many consecutive rows; before its first step."""
+        if rows != self._steps.together and self._is_read:
+            raise UserError(f"feed.keep_together({rows}) comes after the first step of the feed; call it before")
+        self._steps.together = rows
+        if isinstance(self.order, Reordered):
+            self.order = self._steps.order = replace(self.order, together=rows)
+
     def _load_apart(self, filler: bool, step: int) -> Share:
         """In a process of its own where rows are read by workers: what they open must not be open here."""
         share = read_in_worker(self._steps, step) if self._has_workers else self._steps[step]
@@ -182,6 +191,7 @@ class Feed:
         self._counted.check(only_if_missed)
 
     def _get(self, step: int) -> MicroBatches:
+        self._is_read = True
         if not self._pending or self._pending[0].step != step:
             self._seek(step)
         last = max(step, self.length - 1)
@@ -195,7 +205,7 @@ class Feed:
         now.send(self._world.device, self._stream)
         if self._pending:
             self._pending[0].send(self._world.device, self._stream)
-        return now.wait(self._world.dp_size, self._counted.terms, self._count)
+        return now.wait(self._world.dp_size, self._steps.together, self._counted.terms, self._count)
 
     def __iter__(self) -> Iterator[MicroBatches]:
         return iter(self._track((self._timed_as_data(step) for step in range(self.length)), self.length))
@@ -247,7 +257,7 @@ class _PendingStep:
                 {k: v.to(device, non_blocking=True) for k, v in batch.items()} for batch in self.share.batches
             ]
 
-    def wait(self, shares: int, terms: set[str], count: RowWeights | None) -> MicroBatches:
+    def wait(self, shares: int, together: int, terms: set[str], count: RowWeights | None) -> MicroBatches:
         """The step, ready for use; `terms` collects the terms that losses return for its rows."""
         if self.stream is not None:
             current = torch.cuda.current_stream()
@@ -258,4 +268,5 @@ class _PendingStep:
         weights = dict(zip(self.share.weights, self.weights.sums() if self.weights else ()))
         weights["rows"] = float(len(self.share.ids))  # known without a message
         ids, spans = self.share.ids, self.share.spans
-        return MicroBatches(self.step, self.batches, weights, ids, spans, terms, share_bounds(len(ids), shares), count)
+        bounds = share_bounds(len(ids), shares, together)
+        return MicroBatches(self.step, self.batches, weights, ids, spans, terms, bounds, count)

@@ -161,13 +161,15 @@ class Steps(Dataset):
         """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
         self.rows, self.order, self.micro_rows, self.count, self.collate = rows, order, micro_rows, count, collate
         self.row_seed = row_seed
+        self.together = 1
+        """How many consecutive rows of a global batch are in one micro-batch."""
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)
         rows = self.rows.of_step(step, ids[:, 1]) if hasattr(self.rows, "of_step") else self.rows
-        spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows)
+        spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows, self.together)
         batches = [self._batch(rows, ids[start:stop], ids) for start, stop in spans]
         return Share(batches, row_weights(self.count, batches, spans), ids, spans)
 

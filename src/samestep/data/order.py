@@ -261,23 +261,31 @@ def split(ids: np.ndarray, rank: int, size: int) -> np.ndarray:
     return ids[start:stop]
 
 
-def micro_batches(n_global: int, rank: int, size: int, rows: int) -> list[tuple[int, int]]:
+def micro_batches(n_global: int, rank: int, size: int, rows: int, together: int = 1) -> list[tuple[int, int]]:
     """A rank's micro-batches as (start, stop) slices of the global batch, each of at most `rows` samples.
 
     Every rank has the same number of them, because collectives inside a forward pass need that; some may be empty.
+    Each `together` samples that follow each other in the global batch are in one micro-batch.
     """
     if rows < 1:
         raise UserError(f"a micro-batch must have at least 1 row, not {rows}")
-    start, stop = _share(n_global, rank, size)
-    largest = -(-n_global // size)
-    pieces = max(1, -(-largest // rows))
+    if rows < together:
+        raise UserError(
+            f"a micro-batch of at most {rows} rows cannot hold the {together} rows that belong together; set "
+            f"batch_size to at least {together}, or make the groups smaller"
+        )
+    groups = -(-n_global // together)
+    start, stop = _share(groups, rank, size)
+    largest = -(-groups // size)
+    pieces = max(1, -(-largest // (rows // together)))
     bounds = [start + (stop - start) * j // pieces for j in range(pieces + 1)]
-    return list(pairwise(bounds))
+    return list(pairwise(min(bound * together, n_global) for bound in bounds))
 
 
-def share_bounds(n_global: int, size: int) -> list[int]:
+def share_bounds(n_global: int, size: int, together: int = 1) -> list[int]:
     """Where each rank's share of a global batch begins, and where the last one ends."""
-    return [_share(n_global, rank, size)[0] for rank in range(size)] + [n_global]
+    groups = -(-n_global // together)
+    return [min(_share(groups, rank, size)[0] * together, n_global) for rank in range(size)] + [n_global]
 
 
 def _share(n: int, rank: int, size: int) -> tuple[int, int]:
@@ -345,21 +353,24 @@ class Reordered(Rearranged):
     """Another order of the rows inside each step of `order`, while `active()` is true; the steps stay the same.
 
     Every micro-batch keeps its rows, so nothing changes but the order in which numbers are added up: its rows are
-    reversed, and a rank's micro-batches of equal size change places.
+    reversed, and a rank's micro-batches of equal size change places. Where rows belong `together`, that is so of these
+    groups in place of micro-batches.
     """
 
     order: Order
     ranks: int
     micro_rows: int
     active: Callable[[], bool]
+    together: int = 1
 
     def ids(self, step: int) -> np.ndarray:
         """The (epoch, index) pairs of a step's global batch."""
         ids = self.order.ids(step)
         if not self.active():
             return ids
-        shares = [_places(micro_batches(len(ids), rank, self.ranks, self.micro_rows)) for rank in range(self.ranks)]
-        return ids[np.concatenate(shares)]
+        most = self.together if self.together > 1 else self.micro_rows
+        spans = [micro_batches(len(ids), rank, self.ranks, most, self.together) for rank in range(self.ranks)]
+        return ids[np.concatenate([_places(mine) for mine in spans])]
 
 
 def _places(spans: list[tuple[int, int]]) -> np.ndarray:

@@ -40,8 +40,8 @@ def known_causes(lines: Iterable[Line]) -> str:
     if norms:
         more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
         found.append(
-            f"BatchNorm module {norms[0]!r}{more} normalises a row with the statistics of its micro-batch (use a norm "
-            "of single rows, or keep it in evaluation mode)"
+            f"BatchNorm module {norms[0]!r}{more} normalises a row with the statistics of its micro-batch (use "
+            "samestep.global_batch_norm(model) or a norm of single rows, or keep it in evaluation mode)"
         )
     if drew:
         owners = " and ".join(f"{name}'s" for name in drew)

@@ -18,7 +18,7 @@ from toys import Case, CountingCompiler, Net, Points, close, feed_of, learner_of
 CPU = torch.device("cpu")
 NUMBER = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
 IDS = 'keyed by batch["ids"]'
-SPLIT = "so the run depends on how a batch is split; use LayerNorm or GroupNorm"
+SPLIT = "so the run depends on how a batch is split; use samestep.global_batch_norm(model), which"
 
 
 class Wrapped(nn.Module):

@@ -63,6 +63,7 @@ class Fit:
         if change is not None:
             check_function("the change of Fit", change, ["micro_batches"])
         check_function("derive of Fit", derive, ["metrics"])
+        feed.keep_together(learner.rows_together)
         self.length = feed.length
         self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
         self.learner, self.feed, self.validation, self.average = learner, feed, validation, average

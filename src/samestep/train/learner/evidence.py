@@ -28,6 +28,7 @@ from samestep.data import noise
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
+from samestep.train.learner.batch_norm import takes_micro_batch_statistics
 from samestep.train.logging.metrics import MetricValues
 
 _PROBE = noise.purpose("gradient probe")
@@ -181,8 +182,8 @@ def _watch_batch_norms(module: nn.Module) -> set[str]:
     """A set that will hold the names of BatchNorm modules that have normalised rows by their micro-batch."""
     used: set[str] = set()
 
-    def add_if_used(name: str, part: _BatchNorm) -> None:
-        if part.training or part.running_mean is None:
+    def add_if_used(name: str, part: nn.Module) -> None:
+        if takes_micro_batch_statistics(part):
             used.add(name)
 
     for name, part in module.named_modules():

@@ -8,8 +8,8 @@ so that the mean over them that DDP and FSDP take is the exact gradient of the g
 Whether the gradient is finite is decided on the device from its global norm: all ranks skip together, without waiting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -22,6 +22,7 @@ from samestep.data.feed import MicroBatches, for_update
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import zero_gradients
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
+from samestep.train.learner.batch_norm import BatchNorms
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.evidence import EvidenceRecorder
@@ -99,8 +100,11 @@ class Learner(LearnedNetwork):
         self.skipped_steps = SkippedSteps(world, name, max_bad_steps)
         self.recorder = recorder
         self._mask_key = share_key(parallel.inner, name, seed)
+        self._batch_norms = BatchNorms(parallel.inner, name, world, (choices or Choices()).fix)
         rounded = self._compute is not None
-        self.loss_calls = LossCalls(name, parallel, world, self._preparation, self._mask_key, rounded)
+        self.loss_calls = LossCalls(
+            name, parallel, world, self._preparation, self._mask_key, self._batch_norms, rounded
+        )
         self._is_warmed_up = not parallel.needs_warm_up
         self._rounding_scale = rounding_scale
         self._ranks = torch.full((), world.dp_size * rounding_scale, device=world.device)
@@ -108,7 +112,7 @@ class Learner(LearnedNetwork):
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         micro_batches = for_update(micro_batches)
-        with self._keyed_masks():
+        with self._rows_known(micro_batches):
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
         return self._finish_update(micro_batches, sums, rows, mix)
@@ -127,7 +131,7 @@ class Learner(LearnedNetwork):
             with self._preparation.attention():
                 return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
 
-        with self._keyed_masks():
+        with self._rows_known(micro_batches):
             self._begin_update(micro_batches, embed, backward)
             sums, rows = backward()
         return self._finish_update(micro_batches, sums, rows, mix)
@@ -160,6 +164,7 @@ class Learner(LearnedNetwork):
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
         self._drop_gradients()  # another learner's loss may have left some
+        self._batch_norms.restart()
 
     def _backward(
         self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None
@@ -197,12 +202,21 @@ class Learner(LearnedNetwork):
             if sums:
                 reduce(add, sums).backward()
 
+    @property
+    def rows_together(self) -> int:
+        """How many consecutive rows of the global batch must be in one micro-batch (see batch_norm.py)."""
+        return self._batch_norms.rows or 1
+
     def _step_now(self) -> int:
         return self.updates if self._loop_step is None else self._loop_step()
 
-    def _keyed_masks(self) -> AbstractContextManager[None]:
-        """Around an update: dropout masks are keyed by its step, and by its number within the step."""
-        return self._mask_key.updating(self._step_now()) if self._mask_key else nullcontext()
+    @contextmanager
+    def _rows_known(self, micro_batches: MicroBatches) -> Iterator[None]:
+        """Around an update: dropout masks are keyed by its step, and by its number within the step; batch norms know
+        how its rows are cut."""
+        masks = self._mask_key.updating(self._step_now()) if self._mask_key else nullcontext()
+        with masks, self._batch_norms.updating(micro_batches):
+            yield
 
     def _gradient_scale(self) -> Tensor:
         """The factor of gradients from the start of the backward pass. It makes the mean over ranks a sum; fp16 does
@@ -229,6 +243,7 @@ class Learner(LearnedNetwork):
         loss_scale = self._scale.scale / self.world.dp_size if self._scale else None
         with self.world.activity.doing("compile") if self._optimizer.compiles else nullcontext():
             self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
+        self._batch_norms.apply(bad)
         self._drop_gradients()
         counted = bad
         if self._scale:

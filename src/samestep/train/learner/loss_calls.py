@@ -1,12 +1,14 @@
 """Calls a learner's losses on micro-batches, so that a row's values do not depend on the rows beside it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows
 from samestep.parallel.wrap import Parallel, refuse_uncalled
+from samestep.train.learner.batch_norm import BatchNorms
 from samestep.train.learner.dropout import MaskKey
 from samestep.train.learner.gradient_weighting import Loss
 from samestep.train.learner.preparation import Preparation
@@ -24,11 +26,12 @@ class LossCalls:
         world: World,
         preparation: Preparation,
         mask_key: MaskKey | None,
+        batch_norms: BatchNorms,
         rounded: bool,
     ) -> None:
         """`rounded`: in mixed precision, where rows may differ by rounding."""
         self._name, self._parallel, self._world, self._preparation = name, parallel, world, preparation
-        self._mask_key, self._rounded = mask_key, rounded
+        self._mask_key, self._batch_norms, self._rounded = mask_key, batch_norms, rounded
         self._is_checked = False
         self._most_rows = 0
         self.rank_dependence: list[str] = []
@@ -61,7 +64,9 @@ class LossCalls:
             batch = repeat_rows(dict(batch), self._most_rows)
         if self._mask_key and in_update:
             self._mask_key.set_batch(batch)
-        rows = self._parallel.call(function, batch)
+        knows_rows = self._batch_norms.calling(batch, count) if self._batch_norms and in_update else nullcontext()
+        with knows_rows:
+            rows = self._parallel.call(function, batch)
         if self._preparation.cuda_graphs:  # the next call overwrites what this one returned
             rows = {term: values.clone() for term, values in rows.items()}
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows

@@ -22,6 +22,7 @@ from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.loss_graphs import LossGraphs, is_recordable
 from samestep.parallel.precision import Function
 from samestep.parallel.wrap import Parallel, warm_up
+from samestep.train.learner.batch_norm import has_global_batch_norm
 from samestep.train.learner.dropout import has_keyed_dropout
 from samestep.train.record.first_launch import FirstLaunch
 from samestep.world.world import World
@@ -118,13 +119,16 @@ class Preparation:
         self._name, self._parallel, self._world = name, parallel, world
         self._choices, self._autocast = choices, autocast
         # Unlike what torch.compile does with CUDA graphs, a recording leaves the reduction of gradients to DDP.
-        can_record = is_recordable(parallel.inner) and not has_keyed_dropout(parallel.inner)  # whose masks would stay
+        # Masks and the rows that count would stay as they were recorded.
+        knows_rows = has_keyed_dropout(parallel.inner) or has_global_batch_norm(parallel.inner)
+        can_record = is_recordable(parallel.inner) and not knows_rows
         self._may_record_calls = choices.cuda_graphs and parallel.replicated and can_record
         is_open = choices.compile is None or choices.attention == "auto" or self._may_record_calls
         known = choices.known() if is_open else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
-        self._may_record = choices.cuda_graphs and world.control is None  # DDP and FSDP reduce in hooks
+        # DDP and FSDP reduce in hooks; batch norms are computed between two compiled parts.
+        self._may_record = choices.cuda_graphs and world.control is None and not has_global_batch_norm(parallel.inner)
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
             self._compile(self._may_record and bool(known.get(f"cuda_graphs/{name}")))
         elif self._may_record_calls and known.get(f"recorded/{name}"):

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows
 from samestep.parallel.wrap import Parallel, uncompiled, warm_up
+from samestep.train.learner.batch_norm import has_global_batch_norm, takes_micro_batch_statistics
 from samestep.train.learner.dropout import is_replaceable
 from samestep.train.learner.gradient_weighting import Loss, check_terms
 from samestep.world.world import World
@@ -37,7 +38,8 @@ _SENTENCES = {
     'samestep.noise.dropout keyed by batch["ids"]',
     "draw": f'{{what}} in {{where}} draws {_BY_RANK}; use samestep.noise keyed by batch["ids"]',
     "statistics": "{what} in {where} normalises by the statistics of a micro-batch, so the run depends on how a batch "
-    "is split; use LayerNorm or GroupNorm, or put the BatchNorm modules into evaluation mode",
+    "is split; use samestep.global_batch_norm(model), which replaces nn.BatchNorm modules, or LayerNorm or GroupNorm, "
+    "or put the BatchNorm modules into evaluation mode",
 }
 """By kind of finding."""
 _MEAN = (
@@ -87,7 +89,8 @@ def check_first_call(
 ) -> tuple[Mapping[str, Tensor], list[str]]:
     """What `call` returns for the loss of a learner's first micro-batch, and what was found, which rank 0 warns of.
     Every rank calls it alike. `rounded`: it is computed in low precision."""
-    beside_others = _call_beside_others(name, parallel, call, loss, batch)
+    mixes_rows = has_global_batch_norm(parallel.inner)  # it is meant to, and not by how a batch is split
+    beside_others = {} if mixes_rows else _call_beside_others(name, parallel, call, loss, batch)
     is_compiled = parallel.compiler is not None
     with finding_rank_dependence(parallel.inner, world.device, loss, is_compiled) as sentences:
         rows = call(loss, batch)
@@ -157,7 +160,7 @@ class _Findings:
     def list_modules(self, network: nn.Module) -> None:
         """Findings from the modules alone, without a trace."""
         for module in network.modules():
-            if module.training and isinstance(module, _BatchNorm):
+            if module.training and takes_micro_batch_statistics(module):
                 self.took_statistics(module)
             elif module.training and is_replaceable(module) and module.p:
                 self._add("replaceable", _class_name(module), module)
@@ -217,8 +220,8 @@ class _Tracer(TorchFunctionMode):
         if isinstance(module, _WITH_FAST_PATH) and not module.training:
             untraced.enter_context(torch._C.DisableTorchFunction())
         self._callers.append((module, untraced))
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            self._findings.took_statistics(module)  # here, since SyncBatchNorm calls no function that could be traced
+        if takes_micro_batch_statistics(module):
+            self._findings.took_statistics(module)
 
     def leave_module(self, module: nn.Module, args: object, result: object) -> None:
         """A module has returned, or failed."""
