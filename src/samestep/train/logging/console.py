@@ -4,8 +4,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,14 @@ from rich.text import Text
 
 from samestep.core import terminal_lines
 from samestep.core.console import PlainConsole
+from samestep.core.durations import format_spent
 from samestep.core.launch_env import FOLDER
 from samestep.core.output import is_terminal
 
 LINE_SECONDS = 2.0
 """How often at most a progress line is printed where there is no terminal."""
+SAY_SECONDS = 1.0
+"""What takes longer than this before the first step is said."""
 TAKE_SECONDS = 0.2
 """How often lines of the launcher and of other ranks are looked for, where there is a bar."""
 
@@ -34,6 +37,8 @@ class Screen(AbstractContextManager["Screen"]):
         self._lines = _LinesAbove(self.print)
         self._tasks: dict[str, TaskID] = {}
         self._shown = time.monotonic()
+        self._first: dict[str, tuple[float, int]] = {}
+        """By what progresses, when and where it was first seen."""
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
@@ -67,6 +72,7 @@ class Screen(AbstractContextManager["Screen"]):
                 self._bar.remove_task(task)
             self._lines.bars(len(self._bar.tasks))
         self._tasks.clear()
+        self._first.clear()
         self.facts(title, lines)
 
     def facts(self, title: str, lines: Mapping[str, str]) -> None:
@@ -82,13 +88,31 @@ class Screen(AbstractContextManager["Screen"]):
         """Print one line above the bars."""
         self.console.print(text)
 
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Say what is being done, if it takes a while."""
+        timer = threading.Timer(SAY_SECONDS, self.print, [f"{what} ..."])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def begin(self, what: str, done: int, total: int) -> None:
+        """Show the bar of what begins now; the first numbers may take a while."""
+        if self._bar is not None:
+            self.advance(what, done, total, "")
+
     def advance(self, what: str, done: int, total: int, metrics: str) -> None:
         """Move a bar; without a terminal print a line now and then, and always at the end."""
         if self._bar is None:
             now = time.monotonic()
+            began, first = self._first.setdefault(what, (now, done))
             if now - self._shown >= LINE_SECONDS or done == total:
                 self._shown = now
-                self.print(f"{what} {done}/{total}  {metrics}")
+                left = (now - began) / (done - first) * (total - done) if done > first else 0.0
+                self.print(f"{what} {done}/{total}  {metrics}" + (f"  left {format_spent(left)}" if left else ""))
             return
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=total, metrics=metrics)

@@ -80,7 +80,8 @@ class StageRun:
         found = self._find_checkpoint(store)
         loop = LoopState.new(self._progress, self._world, self._config.seed)
         bench = self._bench(resumed=found is not None)
-        task, hooks = self._build(bench)
+        with self._context.screen.doing(f"stage {self._stage.name!r}: opening data and model"):
+            task, hooks = self._build(bench)
         loop.random.seed_this_rank()
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
         own_state = {**artifacts, **loop.parts()}
@@ -88,7 +89,9 @@ class StageRun:
         if _trains(bench):  # a stage that only computes may do so with a learner's network
             refuse_unsaved(self._stage.name, bench.learners, recipe_state)
         state = {**recipe_state, **own_state}
-        resumed = self._restore(store, found, state, bench)
+        source = found.path.name if found is not None else "the weights to continue from"
+        with self._context.screen.doing(f"stage {self._stage.name!r}: loading {source}"):
+            resumed = self._restore(store, found, state, bench)
         code = code_hash(self._context.code)
         code = code if found is None or found.about.get("code") == code else ""
         return ReadyStage(self._stage, bench, task, hooks, store, loop, recipe_state, state, resumed, code)
@@ -230,12 +233,14 @@ class StageRun:
             hooks.validate.at_start()
             hooks.save.at_start()
         elif not ready.bench.resumed:
-            try_validation(ready, self._first_validation(ready))
+            with self._context.screen.doing("trying the validation on one batch before the first step"):
+                try_validation(ready, self._first_validation(ready))
         if ready.recorder:  # only now: a launch that resumes at the start does not validate it
             ready.recorder.started(self._progress.step, self._world.size)
         if hooks.profile:
             hooks.profile.start_if_due()
         hooks.first_step.begin()
+        self._context.screen.begin(self._stage.name, self._progress.step, ready.task.length)
 
     def _first_validation(self, ready: ReadyStage) -> Tick:
         """The step after which the stage first validates."""
