@@ -8,7 +8,7 @@ import pytest
 
 from samestep import UserError
 from samestep.recipes.distill.data import IndexedRecord, TextTable
-from samestep.recipes.distill.records import Record, read_records
+from samestep.recipes.distill.records import Record, read_records, read_records_or_texts
 
 
 def jsonl(path: Path, *rows: Any) -> str:
@@ -28,6 +28,9 @@ def jsonl(path: Path, *rows: Any) -> str:
         ({"query": "q", "pos": ["p", "o"], "neg": ["n"]}, [Record("q", "p", ("n",)), Record("q", "o", ("n",))]),
         ({"query": "q", "positive": "p", "negative_10": "c", "negative_2": "b"}, [Record("q", "p", ("b", "c"))]),
         ({"query": "q", "positive": "p", "negative": None}, [Record("q", "p")]),
+        ({"query": "q", "title": "T", "passage": "p"}, [Record("q", "T p")]),
+        ({"query": "q", "title": " ", "pos": ["p", "o"]}, [Record("q", "p"), Record("q", "o")]),
+        ({"query": "q", "title": "T", "passage": {"title": "U", "text": "p"}}, [Record("q", "U p")]),
         ({"query": "q", "positive": "p", "negatives": []}, [Record("q", "p")]),
         (
             {
@@ -190,3 +193,27 @@ def test_folders_as_beir_has_them(tmp_path: Path) -> None:
     assert read_records(str(beir(tmp_path / "one", test="q2\td2\t1\n"))) == [Record("q2", "T p2")]
     with pytest.raises(UserError, match=r"such as .*dev\.tsv, .*test\.tsv; it has none called train"):
         read_records(str(beir(tmp_path / "other", test="q2\td2\t1\n", dev="q2\td2\t1\n")))
+
+
+def test_a_title_is_used_and_not_named_as_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = jsonl(tmp_path / "titles.jsonl", {"query": "q", "title": "T", "passage": "p"})
+    assert read_records(path) == [Record("q", "T p")] and not caplog.text
+    path = jsonl(tmp_path / "more.jsonl", {"query": "q", "title": "T", "passage": "p", "negative": "n"})
+    assert read_records(path) == [Record("q", "T p", ("n",))]
+    assert "'title' stands before 'passage'; negatives that are texts have no title" in caplog.text
+    path = jsonl(tmp_path / "two.jsonl", {"query": "q", "title": "T", "pos": ["p", "o"]})
+    with pytest.raises(UserError, match="'title' is one title for 2 texts in 'pos'; give each as an object with both"):
+        read_records(path)
+    with pytest.raises(UserError, match="'title' is no text but 7"):
+        read_records(jsonl(tmp_path / "number.jsonl", {"query": "q", "title": 7, "passage": "p"}))
+
+
+def test_single_texts_or_records(tmp_path: Path) -> None:
+    texts = [{"text": "a"}, {"text": "b", "title": "T"}, {"_id": "7", "text": "c", "title": ""}]
+    assert read_records_or_texts(jsonl(tmp_path / "texts.jsonl", *texts)) == ["a", "T b", "c"]
+    records = jsonl(tmp_path / "records.jsonl", {"query": "q", "passage": "p", "text": "x"})
+    assert read_records_or_texts(records) == [Record("q", "p")]
+    with pytest.raises(UserError, match="'text' is missing"):
+        read_records_or_texts(jsonl(tmp_path / "bad.jsonl", {"text": "a"}, {"title": "T"}))
+    with pytest.raises(UserError, match="one column of the names query, anchor, question"):
+        read_records_or_texts(jsonl(tmp_path / "other.jsonl", {"words": "a"}))

@@ -89,7 +89,7 @@ def test_single_texts_are_learned_in_phase_1(tmp_path: Path, capfd: pytest.Captu
     common = [f"train_data={data}", "data.limit=null", "data.validation_fraction=0.1", "skip_phase2=true", FEW]
     train(tmp_path, "verify", *common, "log.quiet=false", name="without")
     without = capfd.readouterr().out
-    train(tmp_path, "verify", *common, f"data.texts={tmp_path / 'texts.jsonl'}", "log.quiet=false")
+    train(tmp_path, "verify", *common, f"data.phase1=[{data},{tmp_path / 'texts.jsonl'}]", "log.quiet=false")
     counts = [int(re.findall(r"(\d+) texts, 2 queries", out)[-1]) for out in (without, capfd.readouterr().out)]
     assert counts[1] == counts[0] + 9
 

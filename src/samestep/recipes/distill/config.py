@@ -11,18 +11,24 @@ from samestep.data.records.too_long import TooLong
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
+def as_list(named: str | list[str] | None) -> list[str]:
+    """One path, several, or none."""
+    return [named] if isinstance(named, str) else list(named or ())
+
+
 @dataclass(frozen=True)
 class DataConfig(RecordsConfig):
     """Queries and passages."""
 
-    PATHS: ClassVar = ("train", "texts")
+    PATHS: ClassVar = ("train", "phase1")
     train: str | list[str] | None = None
     """A file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) or a dataset of the Hub (org/name:split) with
     query and passage, or query, positive and negatives; a folder in BEIR's format, or its qrels/SPLIT.tsv; or several,
     drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the documentation inside Python."""
-    texts: str | None = None
-    """More texts, which only phase 1 learns: a file or folder of records, or a dataset of the Hub, with a column text.
-    Those that are kept for validation or the test are left out."""
+    phase1: str | list[str] | None = None
+    """What phase 1 learns in place of train: the same kinds of records, or single texts (a column text, and perhaps a
+    title); or several of these with weights, as [a.jsonl:3, texts.csv:1]. Queries that are kept for validation or the
+    test are left out, and so are single texts that are kept. null: the texts of train."""
     validation: str | None = None
     """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
     validation_fraction: PartialShare = 0.05
@@ -45,7 +51,7 @@ class DataConfig(RecordsConfig):
     @property
     def named(self) -> list[str]:
         """What `train` names."""
-        return [self.train] if isinstance(self.train, str) else list(self.train or ())
+        return as_list(self.train)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.data.records.hub import hub_dataset
 from samestep.data.records.mixture import parse_sources, read_mixture
-from samestep.data.records.reading import Records, find_files
+from samestep.data.records.reading import find_files
 from samestep.data.split import split_records
-from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.config import DistillConfig, as_list
 from samestep.recipes.distill.objective import RECORDS
 from samestep.recipes.distill.python_docs import python_docs
-from samestep.recipes.distill.records import Record, read_records
+from samestep.recipes.distill.records import Record, read_records, read_records_or_texts
 from samestep.recipes.distill.retrieval import RetrievalSet, find_beir, read_beir
 
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
@@ -109,10 +109,15 @@ class DistillData:
     """What only `samestep evaluate` uses; none of its texts has a number."""
     learns_held_out: bool = True
     """Whether phase 1 learns the passages of the retrieval set beside the sentences."""
+    first: Sequence[Sequence[Sequence[Text]]] | None = None
+    """What phase 1 has of its own: by source, the texts of each record."""
+    first_weights: Sequence[float] = ()
+    """How often each of these sources is drawn, in proportion."""
 
     @cached_property
     def texts(self) -> list[Text]:
-        """All texts by number: queries, passages, those of the retrieval set, and then sentences."""
+        """All texts by number: queries, passages, those of the retrieval set, sentences, and then others that phase 1
+        has of its own."""
         parts = (
             (self.table.queries, True),
             (self.table.passages, False),
@@ -120,7 +125,9 @@ class DistillData:
             (self.held_out.passages, False),
             (self.sentences, False),
         )
-        return [Text(text, is_query) for texts, is_query in parts for text in texts]
+        found = [Text(text, is_query) for texts, is_query in parts for text in texts]
+        known = set(found)
+        return [*found, *(text for text in dict.fromkeys(_flat(self.first or ())) if text not in known)]
 
     @property
     def digest(self) -> str:
@@ -147,15 +154,18 @@ class DistillData:
         """The texts of those rows, or at most `limit` texts of all rows, by source, each once for a source, and how
         often each source is drawn. Sentences and the passages of the retrieval set, where these are learned too, are
         in proportion to their number."""
-        rows = self.rows_of_phase(limit) if unit == "records" else self.sources
-        found = [list(dict.fromkeys(self._texts_of(each))) for each in rows]
+        items = self._items_of_phase_1()
+        if unit == "records":
+            items = [each[:count] for each, count in zip(items, share_out(limit, list(map(len, items))))]
+        found = [list(dict.fromkeys(number for item in each for number in item)) for each in items]
         if unit == "texts":
-            found = [texts[:most] for texts, most in zip(found, share_texts(limit, rows))]
-        weights = list(self.weights)
+            found = [texts[:most] for texts, most in zip(found, share_texts(limit, items))]
+        weights = list(self.weights if self.first is None else self.first_weights)
         if not self.sentences:
             return found, weights
         held_out = self.held_out_texts
-        known, passages = set(self.table.passages), held_out[len(self.held_out.queries) :]
+        known = set(self.table.passages if self.first is None else (text.text for text in _flat(self.first)))
+        passages = held_out[len(self.held_out.queries) :]
         more = (
             []
             if not self.learns_held_out
@@ -166,11 +176,15 @@ class DistillData:
             return [[*found[0], *more]], weights
         return [*found, more], [*weights, sum(weights) * len(more) / sum(map(len, found))]
 
-    def _texts_of(self, rows: Sequence[int]) -> Iterator[int]:
-        for row in rows:
-            record = self.table.rows[row]
-            yield record.query
-            yield from (self.first_passage + number for number in (record.positive, *record.negatives))
+    def _items_of_phase_1(self) -> list[list[list[int]]]:
+        """By source, the numbers of the texts of each record that phase 1 may take."""
+        if self.first is None:
+            return [[self._texts_of(self.table.rows[row]) for row in source] for source in self.sources]
+        numbers = {text: number for number, text in reversed(list(enumerate(self.texts)))}
+        return [[[numbers[text] for text in item] for item in source] for source in self.first]
+
+    def _texts_of(self, record: IndexedRecord) -> list[int]:
+        return [record.query, *(self.first_passage + number for number in (record.positive, *record.negatives))]
 
 
 def load_data(config: DistillConfig) -> DistillData:
@@ -203,44 +217,74 @@ def load_data(config: DistillConfig) -> DistillData:
     ends = np.cumsum([len(records) for records in read]).tolist()
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
-    sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
-    if data.texts is not None:
-        kept = [text.text for part in (held_out, test) if part for text in texts_of(part)]
-        known = {*table.queries, *table.passages, *kept}
-        sentences = list(dict.fromkeys([*sentences, *(text for text in _more_texts(config) if text not in known)]))
+    first, first_weights, learned = None, list[float](), table.passages
+    if data.phase1 and not config.skip_phase1:
+        own = read_mixture(as_list(data.phase1), partial(_phase_1_records, config), data.limit)
+        first = _not_held_out([source.records for source in own], [part for part in (held_out, test) if part])
+        first = [items[:count] for items, count in zip(first, _records_of_phase_1(config, first))]
+        first_weights, learned = [source.weight for source in own], [text.text for text in _flat(first)]
+        name = ", ".join([name, *(source.path for source in own)])
+    sentences = sentences_of(learned, held_out.passages) if data.sentences else []
+    if first is not None:
+        known = set(learned)
+        sentences = [sentence for sentence in sentences if sentence not in known]
     origins = _origins(config, table, held_out)
-    return DistillData(name, table, sources, weights, held_out, origins, sentences, test, data.sentences)
+    return DistillData(
+        name, table, sources, weights, held_out, origins, sentences, test, data.sentences, first, first_weights
+    )
 
 
-def _more_texts(config: DistillConfig) -> list[str]:
-    """The texts that only phase 1 learns."""
-    assert config.data.texts is not None
-    read = Records(config.data.texts)
-    read.expect(["text"])
-    rows = [read.texts(row, ["text"]) for row in read.rows]
-    read.check(config.data.skip_invalid)
-    return [row["text"] for row in rows if row]
+def _phase_1_records(config: DistillConfig, path: str) -> list[list[Text]]:
+    """The texts of each record that only phase 1 learns."""
+    data = config.data
+    read = read_records_or_texts(path, data.limit, data.columns, data.skip_invalid)
+    return [[Text(item, False)] if isinstance(item, str) else texts_in(item) for item in read]
+
+
+def texts_in(record: Record) -> list[Text]:
+    """The texts of a record, its query first."""
+    return [Text(record.query, True), *(Text(text, False) for text in (record.positive, *record.negatives))]
+
+
+def _not_held_out(read: Sequence[list[list[Text]]], kept: Sequence[RetrievalSet]) -> list[list[list[Text]]]:
+    """What phase 1 may learn: no query that is kept, and no single text that is."""
+    queries = {query for part in kept for query in part.queries}
+    texts = {text.text for part in kept for text in texts_of(part)}
+    found = [[item for item in items if item[0].text not in (texts if len(item) == 1 else queries)] for items in read]
+    if not all(found):
+        raise UserError("Give every file of data.phase1 other texts: one has only those that are kept for validation.")
+    return found
+
+
+def _flat(sources: Sequence[Sequence[Sequence[Text]]]) -> Iterator[Text]:
+    return (text for items in sources for item in items for text in item)
 
 
 def records_of_phases(config: DistillConfig, read: Sequence[Sequence[Record]]) -> list[int]:
-    """How many records of each source the phases use."""
-    sizes, limit = list(map(len, read)), config.max_samples_phase1
+    """How many records of each source of data.train the phases use."""
+    second = share_out(config.max_samples_phase2, list(map(len, read)))
+    if config.skip_phase1 or config.data.phase1:
+        return second
+    first = _records_of_phase_1(config, [[texts_in(record) for record in records] for records in read])
+    return first if config.skip_phase2 else list(map(max, first, second))
+
+
+def _records_of_phase_1(config: DistillConfig, read: Sequence[Sequence[Sequence[Text]]]) -> list[int]:
+    """How many records of each source phase 1 uses, given the texts of each."""
+    limit = config.max_samples_phase1
     if config.phase1_samples == "records":
-        first = share_out(limit, sizes)
-    else:
-        first = [_records_with(texts, records) for texts, records in zip(share_texts(limit, read), read)]
-    second = share_out(config.max_samples_phase2, sizes)
-    return second if config.skip_phase1 else first if config.skip_phase2 else list(map(max, first, second))
+        return share_out(limit, list(map(len, read)))
+    return [_records_with(texts, items) for texts, items in zip(share_texts(limit, read), read)]
 
 
-def _records_with(texts: int, records: Sequence[Record]) -> int:
+def _records_with(texts: int, items: Sequence[Sequence[Text]]) -> int:
     """How many records, from the first, have so many distinct texts."""
-    found = set[tuple[str, bool]]()
-    for count, record in enumerate(records):
+    found = set[Text]()
+    for count, item in enumerate(items):
         if len(found) >= texts:
             return count
-        found |= {(record.query, True), (record.positive, False), *((text, False) for text in record.negatives)}
-    return len(records)
+        found.update(item)
+    return len(items)
 
 
 def share_texts(limit: int, sources: Sequence[Sized]) -> list[int]:
@@ -311,12 +355,15 @@ def _some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
 
 def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:
     """The files, or what the texts are where there are none."""
+    named = [
+        path for each in (config.data.named, as_list(config.data.phase1)) if each for path, _ in parse_sources(each)
+    ]
+    named += [config.data.validation] if config.data.validation else []
+    files: list[Origin] = [DataFile(file.resolve()) for name in named for file in _files(name)]
     if config.data.named:
-        named = [path for path, _ in parse_sources(config.data.named)]
-        named += [name for name in (config.data.validation, config.data.texts) if name]
-        return [DataFile(file.resolve()) for name in named for file in _files(name)]
+        return files
     digest = hashlib.sha256(repr((table, held_out)).encode())
-    return [np.frombuffer(digest.digest(), dtype=np.uint8)]
+    return [*files, np.frombuffer(digest.digest(), dtype=np.uint8)]
 
 
 def _files(name: str) -> list[Path]:

@@ -117,7 +117,7 @@ NO_EFFECT = (
         lambda c: c.rank.scores == "teacher",
         "it is for scores of records; set rank.scores=records, or leave it out",
     ),
-    NoEffect("data.texts", lambda c: c.skip_phase1, "only phase 1 learns single texts; leave it or skip_phase1 out"),
+    NoEffect("data.phase1", lambda c: c.skip_phase1, "phase 1 is skipped; leave it or skip_phase1 out"),
     NoEffect(
         ("data.validation_fraction", "data.validation_queries"),
         lambda c: c.data.validation is not None,

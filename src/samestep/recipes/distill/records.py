@@ -3,7 +3,8 @@
 Files may have the columns under the names that people give them: query, anchor or question; positive, passage, pos,
 answer, document or positive_passages; negative, negatives, neg, negative_passages, or negative_1, negative_2 and so on.
 Positives and negatives are texts, objects with `text` and perhaps `title`, or lists of these, and a record with several
-positives is one record for each of them. A folder as BEIR has them is records of its judged queries.
+positives is one record for each of them. A column title stands before its row's passage, as a title does everywhere:
+title, a space, text. A folder as BEIR has them is records of its judged queries.
 
 Scores, where they are wanted: pos_scores and neg_scores, a list each; or scores, score or label, which is a list for
 the positive and each negative, or margins, the positive's lead over each negative.
@@ -17,12 +18,13 @@ from typing import Any
 
 from samestep import UserError
 from samestep.core.errors import quoted
-from samestep.data.records.reading import Records, text_fault
+from samestep.data.records.reading import ABSENT, Records, say_once, text_fault
 from samestep.data.records.rows import Row
 from samestep.recipes.distill.retrieval import find_beir, read_beir
 
 QUERY = ("query", "anchor", "question")
 POSITIVE = ("positive", "passage", "pos", "answer", "document", "positive_passages")
+TITLE = "title"
 NEGATIVE = ("negative", "negatives", "neg", "negative_passages")
 SCORES = (("pos_scores", "neg_scores"), ("scores", "score", "label"))
 _NUMBERED = re.compile(r"negative_\d+")
@@ -57,11 +59,36 @@ def read_records(
             for query, relevant in zip(found.queries, found.relevant)
             for passage in relevant
         ][:limit]
+    return _read(Records(path, columns, limit), skip_invalid, scored)[:limit]
+
+
+def read_records_or_texts(
+    path: str, limit: int | None = None, columns: Mapping[str, str] | None = None, skip_invalid: bool = False
+) -> Sequence[Record | str]:
+    """The same of a path whose rows may also be single texts: a column text, and perhaps a title."""
+    if find_beir(path, "train") is not None:
+        return read_records(path, limit)
     read = Records(path, columns, limit)
+    if "text" not in read.columns or not {*QUERY, *POSITIVE}.isdisjoint(read.columns):
+        return _read(read, skip_invalid)[:limit]
+    read.expect(["text", TITLE])
+    texts = []
+    for row in read.rows:
+        wrong: list[str] = []
+        texts += _titled(row, "text", _texts(row, "text", wrong), wrong)
+        if wrong:
+            read.refuse(row, ", ".join(wrong))
+    read.check(skip_invalid)
+    return texts
+
+
+def _read(read: Records, skip_invalid: bool, scored: bool = False) -> list[Record]:
     names = _Columns.of(read, scored)
     records = [record for row in read.rows for record in _records(read, row, names)]
     read.check(skip_invalid)
-    return records[:limit]
+    if names.negatives and TITLE in read.columns:
+        say_once(f"{read.path}: {TITLE!r} stands before {names.positive!r}; negatives that are texts have no title")
+    return records
 
 
 @dataclass(frozen=True)
@@ -83,7 +110,7 @@ class _Columns:
         if len(listed) + bool(numbered) > 1:
             raise UserError(f"Keep one kind of negatives in {read.path}; it has {quoted([*listed, *numbered])}.")
         scores = _score_columns(read) if scored else ()
-        known = [QUERY, POSITIVE, (*NEGATIVE, *numbered), *scores]
+        known = [QUERY, POSITIVE, (*NEGATIVE, *numbered), TITLE, *scores]
         read.expect(known, lists=[*POSITIVE, *NEGATIVE, *scores])
         query, positive = (_only(read, known) for known in (QUERY, POSITIVE))
         return cls(query, positive, [*numbered, *listed], scores)
@@ -116,7 +143,7 @@ def _only(read: Records, known: Sequence[str]) -> str:
 def _records(read: Records, row: Row, columns: _Columns) -> Iterator[Record]:
     """The records of a row; what is wrong with it is kept."""
     wrong = [f"{columns.query!r} {fault}"] if (fault := text_fault(row.values.get(columns.query))) else []
-    positives = _texts(row, columns.positive, wrong)
+    positives = _titled(row, columns.positive, _texts(row, columns.positive, wrong), wrong)
     if not positives and not wrong:
         wrong.append(f"{columns.positive!r} has no text")
     present = [name for name in columns.negatives if row.values.get(name) not in (None, [])]
@@ -179,5 +206,22 @@ def _text(value: Any) -> Any:
     """The text of an object with one, behind its title."""
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         return value
-    title = value.get("title")
-    return f"{title} {value['text']}" if isinstance(title, str) and title.strip() else value["text"]
+    title = value.get(TITLE)
+    return _behind(title, value["text"]) if isinstance(title, str) and title.strip() else value["text"]
+
+
+def _titled(row: Row, column: str, texts: list[str], wrong: list[str]) -> list[str]:
+    """The text of a column behind the row's title, unless it is an object, which may have one itself."""
+    title, value = row.values.get(TITLE), row.values.get(column)
+    values = value if isinstance(value, list) else [value]
+    if not texts or (fault := text_fault(title)) in ABSENT or any(isinstance(each, dict) for each in values):
+        return texts
+    if fault:
+        wrong.append(f"{TITLE!r} {fault}")
+    elif len(texts) > 1:
+        wrong.append(f"{TITLE!r} is one title for {len(texts)} texts in {column!r}; give each as an object with both")
+    return [_behind(title, text) for text in texts]
+
+
+def _behind(title: Any, text: str) -> str:
+    return f"{title} {text}"

@@ -52,6 +52,8 @@ def resolve_config(config: DistillConfig) -> DistillConfig:
     _require_negatives(config, data)
     if len(data.sources) > 1:  # refuses weights that are too far apart now, not after the teacher's stage
         MixedOrder([len(rows) for rows in data.sources], data.weights, 1, config.seed)
+    if data.first is not None and len(data.first) > 1:
+        MixedOrder([len(items) for items in data.first], data.first_weights, 1, config.seed)
     if config.skip_phase1 and named_source(config) is None:
         found = earlier_phase_1(config)
         return replace(config, init_from=str(found)) if found else config
