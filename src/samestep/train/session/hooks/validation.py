@@ -127,7 +127,7 @@ class Validate:
     def _shown(self) -> str:
         if chosen := choose_metrics(self.values, self.stage.shown):
             followed = self.stage.best[:1] if self.stage.best else ()
-            return format_metrics({name: self.values[name] for name in followed} | chosen)
+            return format_metrics({**{name: self.values[name] for name in followed}, **chosen})
         left = len(self.values) - SHOWN
         return format_metrics(dict(islice(self.values.items(), SHOWN))) + (f"  and {left} more" if left > 0 else "")
 
