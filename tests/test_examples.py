@@ -24,6 +24,7 @@ LINES = {
     "finetune": 60,
     "teacher": 70,
     "own_loop": 35,
+    "image_classifier": 90,
 }
 """How long each may be, so that the guide stays short."""
 TEXTS = "\n\n".join(
