@@ -30,6 +30,7 @@ LINES = {
     "porting/accelerate_after": 50,
     "porting/lightning_before": 60,
     "porting/lightning_after": 50,
+    "image_classifier": 90,
 }
 """How long each may be, so that the guide stays short."""
 TEXTS = "\n\n".join(

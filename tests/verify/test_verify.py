@@ -11,9 +11,11 @@ from samestep.cli.verify import run, verify_presets
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
 from samestep.verify.runner import PRESET
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = str(EXAMPLES / "sine.py")
 PROVED = [EXAMPLE, "planted.teacher_dump"]
 LONG = [
+    str(EXAMPLES / "image_classifier.py"),
     *("planted.sound", "planted.rollout"),
     *("planted.declared_unused", "planted.keyed_dropout", "planted.adversaries", "planted.improving"),
     *("planted.optimizers", "planted.two_networks", "planted.text_rollout", "planted.gan_generative"),

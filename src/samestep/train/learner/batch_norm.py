@@ -42,7 +42,7 @@ _DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
 class _Statistics(NamedTuple):
     """Of each group of rows, in float64, so that sums over ranks lose nothing."""
 
-    count: Tensor
+    values: Tensor
     """[groups, 1]: values in a channel."""
     mean: Tensor
     """[groups, channels]."""
@@ -51,8 +51,8 @@ class _Statistics(NamedTuple):
 
     def total(self) -> Tensor:
         """What the running statistics need, added up over the groups: sums, squares, values, degrees of freedom."""
-        freedom = (self.count - 1).clamp(min=0)
-        return torch.cat([(self.count * self.mean).sum(0), self.squares.sum(0), self.count.sum(0), freedom.sum(0)])
+        freedom = (self.values - 1).clamp(min=0)
+        return torch.cat([(self.values * self.mean).sum(0), self.squares.sum(0), self.values.sum(0), freedom.sum(0)])
 
 
 class BatchNorms:
@@ -162,7 +162,7 @@ class BatchNorms:
 
     def _add_ranks(self, own: _Statistics) -> _Statistics:
         channels = own.mean.shape[1]
-        sums = torch.cat([own.count, own.count * own.mean, own.squares + own.count * own.mean.square()], dim=1)
+        sums = torch.cat([own.values, own.values * own.mean, own.squares + own.values * own.mean.square()], dim=1)
         self.reduce(sums)
         count, total, squares = sums.split([1, channels, channels], dim=1)
         mean = total / count.clamp(min=1)
@@ -341,11 +341,13 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _of_groups(x: Tensor, live: Tensor, size: int) -> _Statistics:
-    """Statistics of each `size` consecutive rows of [rows, channels, positions], as far as they count."""
-    count = _by_group(torch.full_like(x[:, :1, 0], x.shape[2]), live, size)
-    mean = _by_group(x.sum(2), live, size) / count.clamp(min=1)
-    squares = _by_group((x - _by_row(mean, x, size)).square().sum(2), live, size)
-    return _Statistics(count, mean, squares)
+    """Statistics of each `size` consecutive rows of [rows, channels, positions], as far as they count; of each row
+    first, since that takes one pass over `x`."""
+    variances, means = torch.var_mean(x, dim=2, correction=0)
+    count = _by_group(torch.full_like(means[:, :1], x.shape[2]), live, size)
+    mean = _by_group(means.double() * x.shape[2], live, size) / count.clamp(min=1)
+    distances = variances + (means - mean.repeat_interleave(size, 0)[: len(x)]).square()
+    return _Statistics(count, mean, _by_group(distances * x.shape[2], live, size))
 
 
 def _by_group(values: Tensor, live: Tensor, size: int) -> Tensor:
@@ -375,33 +377,33 @@ class _Normalize(torch.autograd.Function):
         norms: BatchNorms,
     ) -> Tensor:
         flat, size = _flat(wide(x)), norms.rows or len(x)
-        scale = (found.squares / found.count.clamp(min=1) + eps).rsqrt()
-        ctx.save_for_backward(x, weight, live, found.count, found.mean, scale)
+        scale = (found.squares / found.values.clamp(min=1) + eps).rsqrt()
+        ctx.save_for_backward(x, weight, live, found.values, found.mean, scale)
         ctx.norms = norms
-        result = (flat - _by_row(found.mean, flat, size)) * _by_row(scale, flat, size)
+        factor, shift = scale, -found.mean * scale
         if weight is not None and bias is not None:
-            result = result * weight[:, None] + bias[:, None]
-        return result.view(x.shape).to(x.dtype)
+            factor, shift = factor * weight, shift * weight + bias
+        result = torch.addcmul(_by_row(shift, flat, size), flat, _by_row(factor, flat, size))
+        return result.reshape(x.shape).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, live, count, mean, scale = ctx.saved_tensors
         flat, given, size = _flat(wide(x)), _flat(wide(gradient)), ctx.norms.rows or len(x)
-        scale_by_row = _by_row(scale, flat, size)
-        normalized = (flat - _by_row(mean, flat, size)) * scale_by_row
-        sums = [_by_group(values.sum(2), live, size) for values in (given, given * normalized)]
-        of_bias, of_weight = (values.sum(0) for values in sums)  # of this rank: what holds the parameters adds them up
+        centered = (flat - _by_row(mean, flat, size)).masked_fill_(~live[:, None, None], 0.0)
+        sums = [_by_group(values, live, size) for values in (given.sum(2), torch.linalg.vecdot(given, centered))]
+        of_bias, of_weight = sums[0].sum(0), (sums[1] * scale).sum(0)  # of this rank: DDP or FSDP adds them up
         of_x = None
         if ctx.needs_input_grad[0]:
             packed = torch.stack(sums)
             if ctx.norms.rows is None:
                 ctx.norms.reduce(packed)
             first, second = packed / count.clamp(min=1)
-            through = _by_row(first, flat, size) + normalized * _by_row(second, flat, size)  # by way of the statistics
-            of_x = (given - torch.where(live[:, None, None], through, 0.0)) * scale_by_row
-            of_x = of_x if weight is None else of_x * weight[:, None]
-            of_x = of_x.view(x.shape).to(x.dtype)
+            factor = scale if weight is None else scale * weight
+            through = torch.where(live[:, None, None], _by_row(-factor * first, flat, size), 0.0)
+            through = torch.addcmul(through, centered, _by_row(-factor * scale.square() * second, flat, size))
+            of_x = torch.addcmul(through, given, _by_row(factor, flat, size)).reshape(x.shape).to(x.dtype)
         if weight is None:
             return of_x, *[None] * 6
         return of_x, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *[None] * 4
