@@ -127,6 +127,25 @@ def test_a_script_of_lightning(nproc: int, tmp_path: Path, monkeypatch: pytest.M
     check_weights(run, before["classifier"].net.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+def test_learning_rates_are_those_of_transformers_but_for_the_warm_up(kind: str) -> None:
+    """It reaches the peak a step earlier, and begins above 0; after it, and without it, all rates are the same."""
+    transformers = pytest.importorskip("transformers")
+    name = "constant_with_warmup" if kind == "constant" else kind
+    for warmup in (0, 4):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule = transformers.get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
+        before = []
+        for _ in range(20):
+            before.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        after = [samestep.Schedule(0.1, 20, warmup, kind)(step) for step in range(20)]
+        assert after[warmup:] == pytest.approx(before[warmup:])
+        assert after[:warmup] == pytest.approx(before[1 : warmup + 1])
+        assert warmup == 0 or (before[0] == 0 and after[0] == pytest.approx(0.1 / warmup))
+
+
 def make_model(folder: Path) -> None:
     """A tiny model of transformers, with a tokenizer whose tokens are letters."""
     from tokenizers import Tokenizer, models
