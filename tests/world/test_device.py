@@ -1,12 +1,14 @@
 """Choice of device and backend."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import cuda
 
 from samestep.core.errors import UserError
 from samestep.world import device
-from samestep.world.device import choose_backend, choose_device, notes
+from samestep.world.device import choose_backend, choose_device, notes, why_no_gpu
 from samestep.world.rank_discovery import RankInfo
 
 CPU, XPU = torch.device("cpu"), torch.device("xpu")
@@ -113,3 +115,31 @@ def test_no_other_backend_takes_the_place_of_the_named_one(
 def test_nccl_never_runs_on_the_cpu() -> None:
     with pytest.raises(UserError, match="nccl"):
         choose_backend("nccl", CPU)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "built_for", "visible", "why"),
+    [
+        ("auto", False, None, None, ""),
+        ("cpu", True, None, None, ""),
+        ("auto", True, None, None, "is built without CUDA"),
+        ("auto", True, "12.8", "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
+        ("auto", True, "12.8", "0", "torch reaches no GPU: look at nvidia-smi"),
+    ],
+)
+def test_why_a_machine_with_a_gpu_trains_on_the_cpu(
+    wanted: str,
+    driver: bool,
+    built_for: str | None,
+    visible: str | None,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "NVIDIA_DRIVER", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = why_no_gpu(wanted)
+    assert why in found if why else not found

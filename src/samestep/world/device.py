@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from samestep.core.errors import UserError
 from samestep.world.rank_discovery import RankInfo
 
 BACKENDS = ("auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+"""It is there where the driver of NVIDIA cards is loaded."""
 _PREFERRED = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 _AVAILABLE: dict[str, Callable[[], bool]] = {
     "gloo": dist.is_gloo_available,
@@ -44,6 +47,18 @@ def choose_device(wanted: str, rank_info: RankInfo) -> torch.device:
     if rank_info.local_rank >= count:
         raise too_few_devices(rank_info, kind, count)
     return torch.device(kind, rank_info.local_rank)
+
+
+def why_no_gpu(wanted: str) -> str:
+    """Why a machine with the driver of NVIDIA cards trains on the CPU; empty if it has none, or if that is wanted."""
+    if wanted == "cpu" or not NVIDIA_DRIVER.exists():
+        return ""
+    if not torch.version.cuda:
+        return f"there is a GPU driver, but torch {torch.__version__} is built without CUDA: install one that is"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs"
+    return "there is a GPU driver, but torch reaches no GPU: look at nvidia-smi and samestep doctor"
 
 
 def card_id(device: torch.device) -> str:

@@ -54,6 +54,14 @@ def test_only_what_the_recipe_has_comes_next(tmp_path: Path, monkeypatch: pytest
     assert "evaluate" in end_summary(recipe_with(evaluate=verb), rundir, [], [], 3.0)["next"]
 
 
+def test_the_working_directory_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    rundir = run_with(RunDir(tmp_path / "run"), [])
+    assert str(rundir.path) in end_summary(recipe_with(), rundir, [], [], 3.0)["files"]
+
+
 def test_a_damaged_file_does_not_fail_a_run_that_is_done(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rundir = run_with(RunDir(tmp_path), [])
     rundir.metrics.write_text("nothing\n")

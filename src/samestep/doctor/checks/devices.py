@@ -4,7 +4,6 @@ open files: limits that a run may reach after hours."""
 import os
 import resource
 import shutil
-from pathlib import Path
 
 import torch
 
@@ -26,14 +25,13 @@ from samestep.doctor.findings import (
     warning,
 )
 from samestep.doctor.rendezvous import CheckContext
-from samestep.world.device import choose_device
+from samestep.world.device import NVIDIA_DRIVER, choose_device
 from samestep.world.watchdog.stack_dump import host_memory
 
 TAKEN = 0.1
 """The part of a GPU's memory that other processes may hold before it is worth a warning."""
 ROOM = 1 << 30
 """Bytes of host memory that a rank needs at the start."""
-_DRIVER = Path("/proc/driver/nvidia")
 
 
 def measure(context: CheckContext) -> Measured:
@@ -48,7 +46,7 @@ def measure(context: CheckContext) -> Measured:
         "ranks": context.rank_info.local_size,
         "memory": total,
         "available": available,
-        "blind": _DRIVER.exists() and not torch.cuda.is_available() and not context.device.startswith("cpu"),
+        "blind": NVIDIA_DRIVER.exists() and not torch.cuda.is_available() and not context.device.startswith("cpu"),
         "built_for": torch.version.cuda or "",
     }
 

@@ -176,7 +176,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {_with_interval(metrics, name)}" for name in metrics if not _is_bound(metrics, name))
 
 
-def choose_metrics(metrics: Mapping[str, float], shown: Sequence[str]) -> Mapping[str, float]:
+def choose_metrics(metrics: Mapping[str, float], shown: Sequence[str]) -> dict[str, float]:
     """The metrics that `shown` names (names or glob patterns), in its order, each with its interval if it has one."""
     named = [name for pattern in shown for name in metrics if fnmatchcase(name, pattern)]
     bounds = [name for name in metrics if _is_bound(metrics, name) and name[: name.rindex("_")] in named]

@@ -7,6 +7,7 @@ from samestep.train.api.recipe import Recipe
 from samestep.train.learner.learner import Learner
 from samestep.train.record.config import Config, Distributed, named_source
 from samestep.train.record.plan import Plan
+from samestep.world.device import why_no_gpu
 from samestep.world.world import World
 
 
@@ -22,7 +23,7 @@ def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict
     lines |= _planned(bench, plan) if plan else {"steps": f"{steps:,}"}
     lines |= _rates(bench, config, plan, steps)
     lines["mixed precision"] = _precision(config.distributed)
-    lines["number of GPUs"] = _devices(world)
+    lines["number of GPUs"] = _devices(world, config.distributed.device)
     lines["backend"] = world.backend or "none (single process)"
     lines["save directory"] = str(bench.rundir.path)
     if resumed:
@@ -77,9 +78,10 @@ def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[
     return lines
 
 
-def _devices(world: World) -> str:
+def _devices(world: World, wanted: str) -> str:
     if world.device.type == "cpu":
-        return f"0 ({world.size} {'process' if world.size == 1 else 'processes'} on the CPU)"
+        why = f"; {reason}" if (reason := why_no_gpu(wanted)) else ""
+        return f"0 ({world.size} {'process' if world.size == 1 else 'processes'} on the CPU{why})"
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
     return f"{world.size} ({name})"
 

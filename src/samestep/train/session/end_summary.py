@@ -5,6 +5,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def next_commands(recipe: Recipe, rundir: RunDir) -> list[str]:
 
 def _short(path: Path) -> str:
     """Relative to the working directory, where it lies in it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    with suppress(OSError, ValueError):  # the working directory was deleted, or is elsewhere
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
