@@ -180,7 +180,7 @@ def _unpack(
                 {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION, TEST), each)}
                 for each in own
             ]
-            for part, (source, text) in zip(part_of.tolist(), _documents(records, skip_invalid, "text"), strict=True):
+            for part, (source, text) in zip(part_of.tolist(), documents_by_path(records, skip_invalid), strict=True):
                 file = files[source][part]
                 file.write(end if file.tell() else b"")
                 file.write(np.frombuffer(text.encode("utf-8"), dtype="u1").astype("u2").tobytes())
@@ -193,10 +193,10 @@ def _unpack(
 
 def documents(records: Records, skip_invalid: bool = False, column: str = "text") -> Iterator[str]:
     """The texts of records, in order, without empty ones; what is wrong with any of them is said at the end."""
-    return (text for _, text in _documents(records, skip_invalid, column))
+    return (text for _, text in documents_by_path(records, skip_invalid, column))
 
 
-def _documents(records: Records, skip_invalid: bool, column: str) -> Iterator[tuple[int, str]]:
+def documents_by_path(records: Records, skip_invalid: bool, column: str = "text") -> Iterator[tuple[int, str]]:
     """The same, each with the number of its path."""
     records.expect([column])
     empty = True
