@@ -25,7 +25,7 @@ def unpacked(path: Path, column: str = "text", fraction: float = 0.01) -> list[T
     """Few documents are split by position, and such a fraction of a short text is nothing."""
     records = Records(str(path), {"text": column} if column != "text" else None)
     cache = path.parent / "cache"
-    return open_documents(records, separator=EOS, validation_fraction=fraction, skip_invalid=False, cache=cache)[:2]
+    return open_documents(records, separator=EOS, validation_fraction=fraction, skip_invalid=False, cache=cache)[0][:2]
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -69,7 +69,7 @@ def test_a_test_part_comes_before_validation_which_stays_the_same() -> None:
 def test_a_test_part_of_records_leaves_validation_as_it_is(count: int, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", *({"text": f"text {number} is here"} for number in range(count)))
     common = {"separator": EOS, "validation_fraction": 0.2, "skip_invalid": False, "cache": tmp_path / "cache"}
-    without, parts = (open_documents(Records(str(path)), test_fraction=share, **common) for share in (0.0, 0.3))
+    without, parts = (open_documents(Records(str(path)), test_fraction=share, **common)[0] for share in (0.0, 0.3))
     assert len(without[2]) == 0 and parts[1][:].tolist() == without[1][:].tolist()
     if count == 1:
         assert [*parts[0][:], *parts[2][:]] == without[0][:].tolist()
@@ -123,7 +123,7 @@ def test_unpacked_files_are_kept_and_made_again_when_their_source_changes(tmp_pa
 def test_the_usual_cache_is_a_private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab"})
-    tokens, *_ = open_documents(Records(str(path)), separator=EOS, validation_fraction=0.1, skip_invalid=False)
+    ((tokens, *_),) = open_documents(Records(str(path)), separator=EOS, validation_fraction=0.1, skip_invalid=False)
     assert tokens.file.parent.parent == tmp_path.resolve()
     assert tokens.file.parent.stat().st_mode & 0o077 == 0
 

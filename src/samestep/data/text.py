@@ -11,6 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,8 @@ class TokenFile:
         self.file, self.dtype, self.start, self.stop = file, dtype, start, stop
         size = np.dtype(dtype).itemsize
         self.origin = origin or DataFile(file, start * size, stop * size)
-        self._tokens = np.memmap(file, dtype=dtype, mode="r")[start:stop]
+        empty = stop == start  # an empty file cannot be mapped
+        self._tokens = np.empty(0, dtype) if empty else np.memmap(file, dtype=dtype, mode="r")[start:stop]
 
     def __reduce__(self) -> tuple[type["TokenFile"], tuple[Path, str, int, int]]:
         """How to open it again."""
@@ -122,38 +124,47 @@ def open_documents(
     test_fraction: float = 0.0,
     skip_invalid: bool,
     cache: Path | None = None,
-) -> list[TokenFile]:
-    """The texts of records for training, for validation and for a test (empty unless it has a share): their bytes, and
-    `separator` between documents.
+) -> list[list[TokenFile]]:
+    """By path, the texts of records for training, for validation and for a test (empty unless it has a share): their
+    bytes, and `separator` between documents. Documents of all paths are split together.
 
     Files are kept in the folder `cache` for the other ranks and later runs; by default that is this user's own folder
     in the temporary directory.
     """
     cache = cache or _own_folder()
-    found = [file.stat() for file in records.files]
+    stats = [file.stat() for file in records.files]
     # A file's ctime changes with its content, even if someone sets its mtime back.
-    version = [(str(f.resolve()), s.st_ino, s.st_size, s.st_ctime_ns) for f, s in zip(records.files, found)]
+    version = [(str(f.resolve()), s.st_ino, s.st_size, s.st_ctime_ns) for f, s in zip(records.files, stats)]
     shares = (validation_fraction, test_fraction) if test_fraction else (validation_fraction,)
-    key = repr((version, sorted(records.renamed.items()), separator, *shares, skip_invalid))
+    sources = [] if len(records.paths) == 1 else [len(files) for files in records.found_files]
+    key = repr((version, sorted(records.renamed.items()), separator, *shares, skip_invalid, *sources))
     name = f"{records.files[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     parts = ("train", "validation", "test")[: 1 + len(shares)]
-    targets = [cache / f"{name}.{part}{UNPACKED}" for part in parts]
-    if not all(target.exists() for target in targets):
+    names = [f"{name}.{number}" for number in range(len(sources))] or [name]
+    targets = [[cache / f"{each}.{part}{UNPACKED}" for part in parts] for each in names]
+    if not all(target.exists() for each in targets for target in each):
         cache.mkdir(parents=True, exist_ok=True)
         _unpack(records, separator, shares, skip_invalid, targets)
-    sizes = [target.stat().st_size // 2 for target in targets]
-    train = TokenFile(targets[0].resolve(), "u2", 0, sizes[0])
-    if not sizes[1]:
-        return [train.span(*edges) for edges in _regions(sizes[0], validation_fraction, test_fraction)]
-    held_out = [TokenFile(target.resolve(), "u2", 0, size) for target, size in zip(targets[1:], sizes[1:])]
-    return [train, *held_out, *([] if test_fraction else [train.span(0, 0)])]
+    found = [[_token_file(target) for target in each] for each in targets]
+    if not any(len(files[1]) for files in found):
+        regions = (_regions(len(files[0]), validation_fraction, test_fraction) for files in found)
+        return [[files[0].span(*edges) for edges in each] for files, each in zip(found, regions)]
+    return [[*files, *([] if test_fraction else [files[0].span(0, 0)])] for files in found]
+
+
+def _token_file(path: Path) -> TokenFile:
+    return TokenFile(path.resolve(), "u2", 0, path.stat().st_size // 2)
 
 
 def _unpack(
-    records: Records, separator: int, shares: Sequence[float], skip_invalid: bool, targets: Sequence[Path]
+    records: Records,
+    separator: int,
+    shares: Sequence[float],
+    skip_invalid: bool,
+    targets: Sequence[Sequence[Path]],
 ) -> None:
-    """Write the files, one for each part; all into the first where there are too few documents to keep a whole one for
-    validation.
+    """Write the files, by path one for each part; all into the first where there are too few documents to keep a whole
+    one for validation.
 
     Ranks may race here: each writes complete files under its own names; the last rename wins, with equal content.
     """
@@ -162,22 +173,31 @@ def _unpack(
     validation, test = (*shares, 0.0)[:2]
     part_of = choose_parts(digests, validation, test, seed=0) if is_whole else np.full(len(digests), TRAIN)
     end = np.array(separator, dtype="u2").tobytes()
-    own = [target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") for target in targets]
+    own = [[target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") for target in each] for each in targets]
     try:
         with ExitStack() as stack:
-            files = {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION, TEST), own)}
-            for part, text in zip(part_of.tolist(), documents(records, skip_invalid), strict=True):
-                files[part].write(end if files[part].tell() else b"")
-                files[part].write(np.frombuffer(text.encode("utf-8"), dtype="u1").astype("u2").tobytes())
-        for path, target in zip(own, targets):
+            files = [
+                {part: stack.enter_context(path.open("xb")) for part, path in zip((TRAIN, VALIDATION, TEST), each)}
+                for each in own
+            ]
+            for part, (source, text) in zip(part_of.tolist(), documents_by_path(records, skip_invalid), strict=True):
+                file = files[source][part]
+                file.write(end if file.tell() else b"")
+                file.write(np.frombuffer(text.encode("utf-8"), dtype="u1").astype("u2").tobytes())
+        for path, target in zip(chain(*own), chain(*targets)):
             path.replace(target)
     finally:
-        for path in own:
+        for path in chain(*own):
             path.unlink(missing_ok=True)
 
 
 def documents(records: Records, skip_invalid: bool = False, column: str = "text") -> Iterator[str]:
     """The texts of records, in order, without empty ones; what is wrong with any of them is said at the end."""
+    return (text for _, text in documents_by_path(records, skip_invalid, column))
+
+
+def documents_by_path(records: Records, skip_invalid: bool, column: str = "text") -> Iterator[tuple[int, str]]:
+    """The same, each with the number of its path."""
     records.expect([column])
     empty = True
     for row in records:
@@ -186,7 +206,7 @@ def documents(records: Records, skip_invalid: bool = False, column: str = "text"
         found = records.texts(row, [column])
         if found is not None:
             empty = False
-            yield found[column]
+            yield row.source, found[column]
     records.check(skip_invalid)
     if empty:
         raise UserError(f"Give records with text in the column {column!r}; it is empty in all of {records.path}.")

@@ -1,6 +1,6 @@
 """Rows of tokens that a feed reads: running text cut into rows, or prompts with their answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Self
 
@@ -77,6 +77,35 @@ class TextRows(TokenRows):
 
     def origins(self) -> list[DataFile | np.ndarray]:
         return origins(self.tokens)
+
+
+class JoinedRows(TokenRows):
+    """The rows of several sources of one length, one source after the other; none goes over from one to the next."""
+
+    def __init__(self, sources: Sequence[TokenRows]) -> None:
+        self.sources = list(sources)
+        self.length, self.width = self.sources[0].length, self.sources[0].width
+        self.size = sum(source.size for source in self.sources)
+        self._ends = np.cumsum([len(source) for source in self.sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        numbers = np.asarray(indices, dtype=np.int64)
+        which = np.searchsorted(self._ends, numbers, side="right")
+        places = [np.flatnonzero(which == number) for number in range(len(self.sources))]
+        starts = [0, *self._ends[:-1].tolist()]
+        found = [
+            source.of_width(self.width).rows(numbers[where] - start)
+            for source, where, start in zip(self.sources, places, starts)
+            if len(where)
+        ]
+        back = torch.from_numpy(np.argsort(np.concatenate(places)))
+        return {name: torch.cat([part[name] for part in found])[back] for name in found[0]}
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return [origin for source in self.sources for origin in source.origins()]
 
 
 class AnswerRows(TokenRows):

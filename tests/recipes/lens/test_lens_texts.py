@@ -13,7 +13,7 @@ import tokenizers
 from lens_runs import model_folder, train
 from numpy.testing import assert_array_equal
 
-from samestep import CausalConfig, LanguageModel, World
+from samestep import CausalConfig, LanguageModel, UserError, World
 from samestep.core.json_files import read_json
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.kit.language_model import ByteModel, first_tokens
@@ -21,7 +21,7 @@ from samestep.recipes.lens.activations import Region, other_samples, positions_o
 from samestep.recipes.lens.config import ActivationDumper, DataConfig, LensConfig
 from samestep.recipes.lens.language_model import open_model
 from samestep.recipes.lens.texts import LONGEST, PARTS, Texts, load_texts
-from samestep.recipes.lens.token_rows import CutRows, Share, cut, make_rows
+from samestep.recipes.lens.token_rows import ROWS, WEIGHTS, CutRows, Share, cut, make_rows
 from samestep.train.artifacts.array_rows import ArrayRows
 
 BYTES = ByteModel(CausalConfig())
@@ -138,17 +138,17 @@ def test_files(tmp_path: Path) -> None:
     sentences = [f"This is sentence number {number} of the whole file." for number in range(40)]
     (tmp_path / "a.txt").write_text(" ".join(sentences))
     plain = load_texts(DataConfig(str(tmp_path / "a.txt")), 0)
-    parts = {part: "".join(text for own, text in plain.pieces() if own == part) for part in range(3)}
+    parts = {part: "".join(text for own, _, text in plain.pieces() if own == part) for part in range(3)}
     assert "".join(parts.values()) == " ".join(sentences)
     assert "number 0 " in parts[0] and "number 33 " in parts[1] and "number 39 " in parts[2], "one text, by place"
     assert [round(len(part) / len(" ".join(sentences)), 2) for part in parts.values()] == [0.8, 0.1, 0.1]
-    assert [part for part, _ in plain.pieces()] == [0, 1, 2], "a text each"
+    assert [part for part, _, _ in plain.pieces()] == [0, 1, 2], "a text each"
     stories = tmp_path / "b.jsonl"
     stories.write_text("\n".join(json.dumps({"story": sentence}) for sentence in [*sentences, sentences[0]]))
     lines = load_texts(DataConfig(str(stories), columns={"text": "story"}), 0)
     found = list(lines.pieces())
-    assert sorted(text for _, text in found) == sorted(sentences), "what comes twice is used once"
-    assert [sum(own == part for own, _ in found) for part in range(3)] == [32, 4, 4]
+    assert sorted(text for *_, text in found) == sorted(sentences), "what comes twice is used once"
+    assert [sum(own == part for own, *_ in found) for part in range(3)] == [32, 4, 4]
 
 
 def test_too_little_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_a_saved_dataset(tmp_path: Path) -> None:
     rows = [f"Row {number} of a dataset on the disk." for number in range(30)]
     datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
     found = load_texts(DataConfig(str(tmp_path / "saved")), 0)
-    assert sorted(text for _, text in found.pieces()) == sorted(rows) and found.origins()
+    assert sorted(text for *_, text in found.pieces()) == sorted(rows) and found.origins()
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert rows.found.length.sum() > 0.99 * size > 5_900_000
     assert peak < 5_000_000
     long = load_texts(records(tmp_path / "b.jsonl", ["word " * 100_000]), 0)
-    assert max(len(text) for _, text in long.pieces()) <= LONGEST
+    assert max(len(text) for *_, text in long.pieces()) <= LONGEST
 
 
 def test_the_stage_leaves_its_rows_and_nothing_else(tmp_path: Path) -> None:
@@ -233,3 +233,31 @@ def test_how_many_samples() -> None:
     assert regions_of(ActivationDumper(test_samples=2), {**key, "test": 0})["test"].samples == 0
     assert rows_of_samples(np.arange(4), more["validation"]).tolist() == [30, 32, 35, 37], "evenly spread"
     assert rows_of_samples(np.arange(28, 32), more["train"]).tolist() == [28, 29, 0, 1]
+
+
+def test_samples_by_weight() -> None:
+    key = {"train": 30, "validation": 10, "test": 5, WEIGHTS: [1.0, 3.0], ROWS: [24, 6]}
+    every = regions_of(ActivationDumper(), key)
+    rows = rows_of_samples(np.arange(30), every["train"])
+    assert ((rows < 24).sum(), (rows >= 24).sum()) == (8, 22), "a quarter and three quarters, rounded"
+    assert rows[:8].tolist() == list(range(0, 24, 3)) and rows[8:15].tolist() == [24, 25, 26, 27, 28, 29, 24]
+    assert rows_of_samples(np.arange(10), every["validation"]).tolist() == list(range(30, 40))
+    with pytest.raises(UserError, match=r"activation_dumper\.num_samples above 30, .* one path of data\.path has no"):
+        regions_of(ActivationDumper(), {**key, WEIGHTS: [1.0, 300.0]})
+
+
+@pytest.mark.timeout(300)
+def test_weights_are_kept_on_any_number_of_ranks(tmp_path: Path) -> None:
+    for name, count in (("many", 40), ("few", 10)):
+        records(tmp_path / f"{name}.jsonl", [f"{name} {n}" for n in range(count)])
+    data = f"data.path=[{tmp_path / 'many.jsonl'}:1,{tmp_path / 'few.jsonl'}:3]"
+    settings = [data, "data.limit=null", "activation_dumper.num_samples=40", "until=dump"]
+    found = {}
+    for ranks, launch in ((1, []), (2, ["--nproc", "2"])):
+        run = train(tmp_path, "verify", *launch, *settings, name=f"ranks_{ranks}")
+        dump = ArrayRows(run / "artifacts" / "dump" / "activations")
+        found[ranks] = {name: value.numpy() for name, value in dump.rows(np.arange(len(dump))).items()}
+    for name in ("tokens", "position"):
+        assert_array_equal(found[1][name], found[2][name])
+    texts = ["".join(chr(token) for token in row if token < 128) for row in found[1]["tokens"][:40]]
+    assert [sum(text.startswith(name) for text in texts) for name in ("many", "few")] == [10, 30]

@@ -13,7 +13,7 @@ from samestep.data.records.arrow import is_saved_dataset
 from samestep.data.records.hub import hub_dataset
 from samestep.data.records.lines import is_record_file
 from samestep.data.records.reading import Records
-from samestep.data.text import documents, plain_file
+from samestep.data.text import documents_by_path, plain_file
 
 PLAIN = (".txt", ".md", ".text")
 """Files that are read from a folder, in addition to records."""
@@ -50,6 +50,8 @@ class Piece:
     text: str
     last: bool
     """Whether it ends the document."""
+    path: int = 0
+    """Which of the paths of its records it is from."""
 
 
 def find_sources(names: Sequence[str], columns: Mapping[str, str] | None = None) -> list[TextSource]:
@@ -82,8 +84,8 @@ def read_pieces(sources: Sequence[TextSource], skip_invalid: bool) -> Iterator[P
     document = 0
     for source in sources:
         if source.records is not None:
-            for text in documents(source.records, skip_invalid):
-                yield Piece(document, text, last=True)
+            for path, text in documents_by_path(source.records, skip_invalid):
+                yield Piece(document, text, last=True, path=path)
                 document += 1
         else:
             yield from _pieces(source, document)

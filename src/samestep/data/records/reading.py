@@ -87,8 +87,9 @@ class Records:
         named: list[tuple[str, float | None]] = [(path, None)] if isinstance(path, str) else parse_sources(path)
         self.paths, self.weights = [name for name, _ in named], [weight for _, weight in named]
         self.path = ", ".join(self.paths)
-        self._found_files = list(map(find_files, self.paths))
-        self.files = [file for files in self._found_files for file in files]
+        self.found_files = list(map(find_files, self.paths))
+        """By path."""
+        self.files = [file for files in self.found_files for file in files]
         self.renamed = dict(columns or {})
         self.problems: list[Problem] = []
         self.total = 0
@@ -181,7 +182,7 @@ class Records:
         return [weights[source] for source in sources]
 
     def _read(self) -> Rows:
-        for number, (path, files) in enumerate(zip(self.paths, self._found_files)):
+        for number, (path, files) in enumerate(zip(self.paths, self.found_files)):
             several = f" of {path}" if len(self.paths) > 1 else ""
             for row in _rows_of(path, files):
                 row = replace(row, where=row.where + several)

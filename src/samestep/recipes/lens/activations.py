@@ -26,7 +26,8 @@ from samestep.recipes.lens.config import ActivationDumper, LensConfig
 from samestep.recipes.lens.language_model import open_model
 from samestep.recipes.lens.pretraining import PRETRAIN, WEIGHTS
 from samestep.recipes.lens.texts import PARTS, TEST, TRAIN, VALIDATION
-from samestep.recipes.lens.token_rows import CUT, PRETOKENIZE, TOKENS, PartRows, open_tokens, tokens_key
+from samestep.recipes.lens.token_rows import CUT, PRETOKENIZE, ROWS, TOKENS, PartRows, open_tokens, tokens_key
+from samestep.recipes.lens.token_rows import WEIGHTS as MIXED
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.record.run_record import run_path
 
@@ -48,6 +49,9 @@ class Region:
     rows: int
     """Rows of tokens."""
     samples: int
+    weights: tuple[float, ...] = ()
+    """Of the paths that the rows are from, in their order; none: every row has as many samples."""
+    rows_of_paths: tuple[int, ...] = ()
 
 
 def regions_of(config: ActivationDumper, tokens: Mapping[str, Json]) -> dict[str, Region]:
@@ -56,7 +60,13 @@ def regions_of(config: ActivationDumper, tokens: Mapping[str, Json]) -> dict[str
     found, first = {}, 0
     for number, part in enumerate(PARTS):
         rows = int(tokens[part])
-        found[part] = Region(number, first, rows, (wanted[part] or rows) if rows else 0)
+        mixture = tuple(tuple(tokens.get(name, ())) if part == TRAIN else () for name in (MIXED, ROWS))
+        found[part] = Region(number, first, rows, (wanted[part] or rows) if rows else 0, *mixture)
+        if found[part].weights and 0 in samples_of_paths(found[part]):
+            raise UserError(
+                f"Set activation_dumper.num_samples above {found[part].samples}, or weights that are closer together: "
+                "one path of data.path has no activation."
+            )
         first += rows
     return found
 
@@ -90,9 +100,21 @@ class SampleRows:
 
 
 def rows_of_samples(samples: np.ndarray, region: Region) -> np.ndarray:
-    """The row of tokens of each sample: one after the other if there are as many samples, else evenly spread."""
-    few = region.samples < region.rows
-    return region.first_row + (samples * region.rows // region.samples if few else samples % region.rows)
+    """The row of tokens of each sample: one after the other if there are as many samples, else evenly spread. With
+    weights the samples are shared out by them, and each path's are its rows likewise."""
+    rows, counts = np.array(region.rows_of_paths or (region.rows,)), samples_of_paths(region)
+    ends = np.cumsum(counts)
+    path = np.searchsorted(ends, samples, side="right")
+    inside, count, own = samples - (ends - counts)[path], counts[path], rows[path]
+    first = region.first_row + (np.cumsum(rows) - rows)[path]
+    return first + np.where(count < own, inside * own // count, inside % own)
+
+
+def samples_of_paths(region: Region) -> np.ndarray:
+    """How many samples each path has."""
+    weights = region.weights or (1.0,)
+    ends = np.rint(np.cumsum(weights) / sum(weights) * region.samples).astype(np.int64)
+    return np.diff(ends, prepend=0)
 
 
 def positions_of(

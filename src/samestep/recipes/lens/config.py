@@ -178,8 +178,8 @@ class DataConfig(RecordsConfig):
 
     path: str | list[str] | None = field(default=None, hash=False)
     """A .txt file; or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet), a dataset of the Hub
-    (org/name:split), or several of them, with a column `text`, all read once. null: the English text that comes with
-    Python (`pydoc_data.topics`)."""
+    (org/name:split), with a column `text`; or several of them, whose shares of the activations are in the proportion of
+    weights, as [a.jsonl:3, b.csv:1]. null: the English text that comes with Python (`pydoc_data.topics`)."""
     validation_fraction: PartialShare = 0.1
     """Share of the texts that chooses the best weights: whole documents, chosen by seed and content, or the end of a
     text where there are few."""
@@ -194,8 +194,12 @@ class DataConfig(RecordsConfig):
                 "Set data.validation_fraction and data.test_fraction to less than 1 together, or nothing is left for "
                 f"training; they are {self.validation_fraction:g} and {self.test_fraction:g}."
             )
-        if isinstance(self.path, list) and any(weight for _, weight in parse_sources(self.path)):
-            raise UserError("Name data.path without weights: every text is read once.")
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the paths; empty where none are given."""
+        named = parse_sources(self.path) if isinstance(self.path, list) else []
+        return [weight for _, weight in named if weight is not None]
 
     @property
     def name(self) -> str:

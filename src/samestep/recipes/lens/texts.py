@@ -40,8 +40,8 @@ class Texts:
     edges: Sequence[int]
     """How many characters come before validation, and before the test, where documents are split by place."""
 
-    def pieces(self) -> Iterator[tuple[int, str]]:
-        """The number of the part, and a text of it; a long document is several texts."""
+    def pieces(self) -> Iterator[tuple[int, int, str]]:
+        """The numbers of the part and of the path, and a text; a long document is several texts."""
         seen = 0
         for piece in _read(self.config):
             size = len(piece.text)
@@ -52,7 +52,7 @@ class Texts:
                 part, cuts = self._part(piece), [0, size]
             for number, (start, stop) in enumerate(pairwise(cuts), part):
                 if number != _COMES_AGAIN:
-                    yield from ((number, text) for text in _short(piece.text[start:stop]))
+                    yield from ((number, piece.path, text) for text in _short(piece.text[start:stop]))
 
     def _part(self, piece: Piece) -> int:
         assert self.part_of is not None

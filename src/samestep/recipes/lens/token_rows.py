@@ -33,6 +33,8 @@ PRETOKENIZE = "pretokenize"
 """The stage."""
 TOKENS = "tokens"
 """What it leaves."""
+WEIGHTS, ROWS = "weights of paths", "training rows of paths"
+"""In its key, where weights are given."""
 CUT = {"text cutting": "by tokens"}
 """In the key of all that follows from the rows."""
 SHORTEST = 2
@@ -60,22 +62,24 @@ class Share:
     size: int
 
     def write(self, texts: Texts, model: LanguageModel, most: int, moved: Callable[[], None]) -> None:
-        """Write the tokens, and about them the part and the length of each text and a digest of each row."""
+        """Write the tokens, and about them the part, the path and the length of each text and a digest of each row."""
         parts: list[int] = []
+        paths: list[int] = []
         lengths: list[int] = []
         digests = bytearray()
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._file("tokens").open("wb") as file:
-            for part, text in self._own(texts):
+            for part, path, text in self._own(texts):
                 tokens = np.array(model.encode(text), dtype="<u4")
                 file.write(tokens.data)
                 parts.append(part)
+                paths.append(path)
                 lengths.append(len(tokens))
                 digests += b"".join(_digests(tokens, most))
                 moved()
-        about = np.frombuffer(digests, "u8"), np.array(parts, int), np.array(lengths, int)
+        about = (np.array(each, int) for each in (parts, paths, lengths))
         with self._file("about").open("wb") as file:
-            np.savez(file, digest=about[0], part=about[1], length=about[2])
+            np.savez(file, **dict(zip(("part", "path", "length"), about)), digest=np.frombuffer(digests, "u8"))
 
     def about(self) -> dict[str, np.ndarray]:
         with np.load(self._file("about")) as found:
@@ -87,7 +91,7 @@ class Share:
         size = path.stat().st_size // 4
         return [TokenFile(path, "<u4", 0, size)] if size else []
 
-    def _own(self, texts: Texts) -> Iterator[tuple[int, str]]:
+    def _own(self, texts: Texts) -> Iterator[tuple[int, int, str]]:
         return (found for number, found in enumerate(texts.pieces()) if number % self.size == self.rank)
 
     def _file(self, what: str) -> Path:
@@ -107,6 +111,8 @@ class FoundRows:
 
     part: np.ndarray
     """The number of each row's part."""
+    path: np.ndarray
+    """The number of the path that it is from; in each part in their order."""
     start: np.ndarray
     """Where a row begins in the tokens of all ranks, those of rank 0 first."""
     length: np.ndarray
@@ -123,6 +129,10 @@ class FoundRows:
     def counts(self) -> dict[str, int]:
         """Rows by part."""
         return dict(zip(PARTS, np.bincount(self.part, minlength=len(PARTS)).tolist()))
+
+    def by_path(self, paths: int) -> list[int]:
+        """Rows for training of each path."""
+        return np.bincount(self.path[self.part == 0], minlength=paths).tolist()
 
     @property
     def rows(self) -> str:
@@ -141,10 +151,11 @@ class FoundRows:
 def find_rows(shares: Sequence[Mapping[str, np.ndarray]], most: int, least: int) -> FoundRows:
     """The rows of at least `least` and at most `most` tokens, of what all ranks have written about their shares."""
     ranks, size = range(len(shares)), sum(len(share["part"]) for share in shares)
-    parts, lengths, offsets = (np.empty(size, dtype=np.int64) for _ in range(3))
+    parts, paths, lengths, offsets = (np.empty(size, dtype=np.int64) for _ in range(4))
     before = 0
     for rank, share in enumerate(shares):
-        parts[rank :: len(shares)], lengths[rank :: len(shares)] = share["part"], share["length"]
+        for own, name in ((parts, "part"), (paths, "path"), (lengths, "length")):
+            own[rank :: len(shares)] = share[name]
         offsets[rank :: len(shares)] = before + np.cumsum(share["length"]) - share["length"]
         before += int(share["length"].sum())
     text, start, stop = cut(lengths, most)
@@ -159,7 +170,9 @@ def find_rows(shares: Sequence[Mapping[str, np.ndarray]], most: int, least: int)
     kept = usable[np.sort(first)]
     again = len(usable) - len(kept) - elsewhere
     short = int(length[length < least].sum())
-    return FoundRows(part[kept], (start + offsets[text])[kept], length[kept], before, short, again, elsewhere)
+    return FoundRows(
+        part[kept], paths[text][kept], (start + offsets[text])[kept], length[kept], before, short, again, elsewhere
+    )
 
 
 class CutRows:
@@ -201,13 +214,28 @@ def build_pretokenize(bench: Bench) -> Dump:
     if texts.part_of is None:
         bench.screen.print("too few texts to keep whole ones: validation and test are the end of the text")
     bench.screen.print(str(rows.found))
-    key = tokens_key(world, config, model, {"texts": texts.digest(), **rows.found.counts})
+    mixture = _mixture(config.data, rows.found)
+    if mixture:
+        bench.screen.print(
+            f"rows for training by path, {mixture[ROWS]}, have activations by weight, {mixture[WEIGHTS]}"
+        )
+    key = tokens_key(world, config, model, {"texts": texts.digest(), **rows.found.counts, **mixture})
 
     def compute(batch: Batch) -> dict[str, Tensor]:
         return {name: batch[name].int() for name in ("tokens", "length")}
 
     fields: dict[str, tuple[Sequence[int], str]] = {"tokens": ((columns,), "int32"), "length": ((), "int32")}
     return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields, key))
+
+
+def _mixture(data: DataConfig, found: FoundRows) -> dict[str, Any]:
+    """Weights, and rows for training, of each path; nothing where no weights are given."""
+    if not data.weights:
+        return {}
+    rows = found.by_path(len(data.weights))
+    if 0 in rows:
+        raise UserError(f"Give each of {data.name} texts that differ: of one, no row is left for training.")
+    return {WEIGHTS: data.weights, ROWS: rows}
 
 
 def make_rows(folder: Path, texts: Texts, model: LanguageModel, columns: int, world: World) -> CutRows:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,9 @@ from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydo
 from samestep.data.records.arrow import is_saved_dataset
 from samestep.data.records.hub import hub_dataset
 from samestep.data.records.lines import is_record_file
+from samestep.data.records.mixture import parse_sources, shown
 from samestep.data.records.reading import RecordsConfig
-from samestep.data.token_rows import AnswerRows, TextRows, TokenRows
+from samestep.data.token_rows import AnswerRows, JoinedRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
@@ -35,10 +36,11 @@ QUESTIONS = "pydoc-questions"
 class DataConfig(RecordsConfig):
     """The training data."""
 
-    path: str | None = None
-    """A folder that `samestep data prepare` wrote; or a text file, or a file or folder of records (.jsonl, .json, .csv,
-    .tsv, .parquet) with a column `text`, read as bytes; null is the English text that comes with Python
-    (`pydoc_data.topics`)."""
+    path: str | list[str] | None = field(default=None, hash=False)
+    """A folder that `samestep data prepare` wrote; or a text file, a file or folder of records (.jsonl, .json, .csv,
+    .tsv, .parquet) or a dataset of the Hub (org/name:split), with a column `text`, read as bytes; or several texts and
+    records, whose rows are drawn in the proportion of weights, as [a.jsonl:3, b.txt:1]. null is the English text that
+    comes with Python (`pydoc_data.topics`)."""
     sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own lengths."""
@@ -78,6 +80,8 @@ class Corpus:
     test: TokenRows | None = None
     """What neither training nor validation sees, if that is wanted."""
     test_bytes_per_token: float = 1.0
+    weights: np.ndarray | None = None
+    """How often each row is drawn in training, in proportion; None: once an epoch."""
 
     @property
     def sft(self) -> bool:
@@ -136,6 +140,8 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     if config.path is None:
         content = pydoc_text(config.limit).encode("utf-8")
         return _byte_corpus(BUILT_IN_TEXT, np.frombuffer(content, dtype=np.uint8), config)
+    if not isinstance(config.path, str):
+        return _several(config, config.path, cache)
     if config.path == QUESTIONS:
         return load_questions(config)
     folder = expand_home(config.path)
@@ -150,29 +156,32 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     return _byte_corpus(config.path, text.open_text(config.path), config)
 
 
-def holds_records(path: str) -> bool:
-    """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
+def holds_records(path: str | Sequence[str]) -> bool:
+    """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset; or
+    any of several does."""
+    if not isinstance(path, str):
+        return any(holds_records(name) for name, _ in parse_sources(path))
     place = expand_home(path)
     if not place.is_dir():
         return is_record_file(place) or hub_dataset(path) is not None
     return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
 
 
-def is_prepared_folder(path: str) -> bool:
+def is_prepared_folder(path: str | Sequence[str]) -> bool:
     """Whether a folder has tokens, of this program or of an earlier one."""
-    return is_prepared(expand_home(path)) or is_older(expand_home(path))
+    return isinstance(path, str) and (is_prepared(expand_home(path)) or is_older(expand_home(path)))
 
 
 def holds_chats(data: DataConfig) -> bool:
     """Whether the data is prompts with answers, judged by a small file."""
-    if data.path is None or data.path == QUESTIONS:
-        return data.path is not None
+    if not isinstance(data.path, str) or data.path == QUESTIONS:
+        return data.path == QUESTIONS
     return read_record(expand_home(data.path) / METADATA).get("kind") == "chat"
 
 
 def row_length(config: DataConfig) -> int:
     """Tokens in a row; opens only a small file."""
-    folder = None if config.path is None else expand_home(config.path)
+    folder = expand_home(config.path) if isinstance(config.path, str) else None
     metadata = {} if folder is None else read_record(folder / METADATA)
     own = metadata.get("sequence_length")
     fixed = metadata.get("kind") == "chat" or "format" not in metadata
@@ -183,8 +192,8 @@ def row_length(config: DataConfig) -> int:
 
 def data_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer of the data, without opening the data."""
-    folder = expand_home(config.path or "")
-    if config.path is None or not folder.is_dir():
+    folder = expand_home(config.path) if isinstance(config.path, str) else None
+    if folder is None or not folder.is_dir():
         return ByteTokenizer()
     return load_tokenizer(folder / TOKENIZER_FOLDER) if is_prepared(folder) else read_tokenizer(folder)
 
@@ -198,17 +207,60 @@ def _byte_corpus(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
 
 
 def _record_corpus(name: str, config: DataConfig, cache: Path | None) -> Corpus:
-    parts = text.open_documents(
-        config.records(name),
+    (parts,) = _documents(name, config, cache)
+    share = _share(config, sum(map(len, parts)))
+    files = [part.span(0, round(len(part) * share)) for part in parts]
+    return _split_corpus(name, files, config, text.TokenFiles(files if config.test_fraction else files[:2]))
+
+
+def _documents(path: str | Sequence[str], config: DataConfig, cache: Path | None) -> list[list[text.TokenFile]]:
+    """By path, its bytes for training, for validation and for a test."""
+    return text.open_documents(
+        config.records(path),
         separator=BYTES.eos,
         validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
         skip_invalid=config.skip_invalid,
         cache=cache,
     )
-    share = _share(config, sum(map(len, parts)))
-    files = [part.span(0, round(len(part) * share)) for part in parts]
-    return _split_corpus(name, files, config, text.TokenFiles(files if config.test_fraction else files[:2]))
+
+
+def _several(config: DataConfig, named: Sequence[str], cache: Path | None) -> Corpus:
+    """Several texts and records, each in rows of its own. Records are split together, so that no document is in the
+    training part of one and in the validation part of another."""
+    sources, length = parse_sources(named), row_length(config)
+    names, weights = [path for path, _ in sources], [weight for _, weight in sources if weight is not None]
+    if other := next(
+        (path for path in names if path == QUESTIONS or (expand_home(path).is_dir() and not holds_records(path))), None
+    ):
+        raise UserError(f"Name texts and records in data.path, or {other} alone: it is mixed with nothing.")
+    records = [path for path in names if holds_records(path)]
+    found: dict[str, Sequence[text.Tokens]] = dict(zip(records, _documents(records, config, cache))) if records else {}
+    for path in names:
+        if path not in found:
+            found[path] = text.split(text.open_text(path), config.validation_fraction, config.test_fraction)
+    share = _share(config, sum(len(part) for parts in found.values() for part in parts))
+    cut = [[text.part(part, 0, round(len(part) * share)) for part in found[path]] for path in names]
+    if missing := next((path for path, (train, *_) in zip(names, cut) if not len(train)), None):
+        raise UserError(f"Give a longer text than {missing}, or leave it out: nothing of it is left for training.")
+    rows = [[TextRows(part, length, BYTES.eos) for part in each if len(part)] for each in zip(*cut)]
+    name = shown(names)
+    if not rows[1] or sum(source.size for source in rows[0]) < length:
+        raise UserError(f"Give longer texts, or a smaller data.sequence_length than {length}, for {name}.")
+    if config.test_fraction and not rows[2]:
+        raise UserError(f"Give longer texts, or raise data.test_fraction: nothing of {name} is left for a test.")
+    train, validation, *test = (JoinedRows(part) for part in rows if part)
+    by_row = [np.full(len(source), weight / len(source)) for source, weight in zip(rows[0], weights)]
+    files = [part for parts in cut for part in parts if isinstance(part, text.TokenFile) and len(part)]
+    return Corpus(
+        name,
+        train,
+        validation,
+        ByteTokenizer(),
+        text.TokenFiles(files),
+        test=test[0] if test else None,
+        weights=np.concatenate(by_row) if by_row else None,
+    )
 
 
 def _split_corpus(name: str, parts: Sequence[text.Tokens], config: DataConfig, origin: text.Tokens) -> Corpus:

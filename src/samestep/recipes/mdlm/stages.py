@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError, World
+from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError, Weighted, World
 from samestep.core.json_files import write_json
 from samestep.data.order import Order
+from samestep.data.records.mixture import shown
 from samestep.data.token_rows import AnswerRows, TokenRows
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
 from samestep.models.hub import find_model, resolve_model
@@ -132,7 +133,7 @@ def describe(config: MdlmConfig) -> dict[str, str]:
     shape = f"{network.n_layers} layers of width {network.d_model}"
     source = named_source(config)
     return {
-        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "dataset": shown(config.data.path) or "pydoc_data.topics (the text inside Python)",
         "model": f"{source} ({shape})" if source else shape,
         "vocabulary size": f"{network.vocab_size:,}",
     }
@@ -170,7 +171,8 @@ def _build(bench: Bench) -> Fit:
 def _training_feed(bench: Bench, text: Corpus, objective: Objective) -> Feed:
     rows = objective.training_rows(text.train)
     if not isinstance(text.train, AnswerRows):
-        return bench.feed(rows, count=objective.count)
+        weighted = Weighted(text.weights) if text.weights is not None else None
+        return bench.feed(rows, order=weighted, count=objective.count)
     order = Bucketed(text.train.lengths(np.arange(len(rows)))) if bench.config.bucketed else None
     feed = bench.feed(rows, order=order, count=objective.count)
     bench.banner["padding"] = describe_padding(text.train, rows, feed.order)
