@@ -77,9 +77,9 @@ class Share:
                 lengths.append(len(tokens))
                 digests += b"".join(_digests(tokens, most))
                 moved()
-        part, path, length = (np.array(each, int) for each in (parts, paths, lengths))
+        about = [np.array(each, int) for each in (parts, paths, lengths)]
         with self._file("about").open("wb") as file:
-            np.savez(file, part=part, path=path, length=length, digest=np.frombuffer(digests, "u8"))
+            np.savez(file, part=about[0], path=about[1], length=about[2], digest=np.frombuffer(digests, "u8"))
 
     def about(self) -> dict[str, np.ndarray]:
         with np.load(self._file("about")) as found:
