@@ -42,7 +42,7 @@ _DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
 class _Statistics(NamedTuple):
     """Of each group of rows, in float64, so that sums over ranks lose nothing."""
 
-    count: Tensor
+    values: Tensor
     """[groups, 1]: values in a channel."""
     mean: Tensor
     """[groups, channels]."""
@@ -51,8 +51,8 @@ class _Statistics(NamedTuple):
 
     def total(self) -> Tensor:
         """What the running statistics need, added up over the groups: sums, squares, values, degrees of freedom."""
-        freedom = (self.count - 1).clamp(min=0)
-        return torch.cat([(self.count * self.mean).sum(0), self.squares.sum(0), self.count.sum(0), freedom.sum(0)])
+        freedom = (self.values - 1).clamp(min=0)
+        return torch.cat([(self.values * self.mean).sum(0), self.squares.sum(0), self.values.sum(0), freedom.sum(0)])
 
 
 class BatchNorms:
@@ -162,7 +162,7 @@ class BatchNorms:
 
     def _add_ranks(self, own: _Statistics) -> _Statistics:
         channels = own.mean.shape[1]
-        sums = torch.cat([own.count, own.count * own.mean, own.squares + own.count * own.mean.square()], dim=1)
+        sums = torch.cat([own.values, own.values * own.mean, own.squares + own.values * own.mean.square()], dim=1)
         self.reduce(sums)
         count, total, squares = sums.split([1, channels, channels], dim=1)
         mean = total / count.clamp(min=1)
@@ -377,8 +377,8 @@ class _Normalize(torch.autograd.Function):
         norms: BatchNorms,
     ) -> Tensor:
         flat, size = _flat(wide(x)), norms.rows or len(x)
-        scale = (found.squares / found.count.clamp(min=1) + eps).rsqrt()
-        ctx.save_for_backward(x, weight, live, found.count, found.mean, scale)
+        scale = (found.squares / found.values.clamp(min=1) + eps).rsqrt()
+        ctx.save_for_backward(x, weight, live, found.values, found.mean, scale)
         ctx.norms = norms
         factor, shift = scale, -found.mean * scale
         if weight is not None and bias is not None:
