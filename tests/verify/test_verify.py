@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = str(EXAMPLES / "sine.py")
 PROVED = [EXAMPLE, "planted.teacher_dump"]
 LONG = [
-    str(EXAMPLES / "image_classifier.py"),
+    *(str(EXAMPLES / "image_classifier.py"), "planted.global_batch_norm"),
     *("planted.sound", "planted.rollout"),
     *("planted.declared_unused", "planted.keyed_dropout", "planted.adversaries", "planted.improving"),
     *("planted.optimizers", "planted.two_networks", "planted.text_rollout", "planted.gan_generative"),

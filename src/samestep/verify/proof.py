@@ -77,6 +77,11 @@ class Proof:
             raise UserError("the recipe made no step on its preset; give it at least 4, for example with max_steps=8")
         reached = every_parameter_reached(self._evidence[1].trace(), self.recipe.unused)
         yield reached
+        name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
+        if EXIT_USER in split.codes:  # such as batch statistics that allow one micro-batch alone
+            yield CheckResult(name, ProofStatus.NOT_RUN, split.failure())
+            yield self._measure_floor(rounded)
+            return
         if not split.done:  # a parameter without a gradient may be the reason: DDP waits for every gradient
             if reached.result is ProofStatus.OK:
                 yield CheckResult("runs on one rank", ProofStatus.FAILED, split.failure())
@@ -85,7 +90,6 @@ class Proof:
         names = RunNames(f"batch_size {micro}", f"batch_size {other or micro}", "wrong accumulation weight")
         found = compare(self._evidence[1].trace(), split.evidence().trace(), names, self._floor)
         wrong = found.difference.sentence if found.difference else self._metrics_difference(split, names, found)
-        name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
         yield self._complete_check(name, wrong, _summary(found), found, split)
 
     def _one_rank_runs(self, micro: int) -> tuple[RunResult, RunResult, RunResult]:
