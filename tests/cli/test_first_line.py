@@ -16,6 +16,7 @@ SIX = {"WORLD_SIZE": "6", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER
         (True, {"RANK": "0", **SIX}, 1),
         (True, {"RANK": "1", **SIX}, 0),
         (True, {"RANK": "0", **SIX, launch_env.PARENT: "1"}, 0),
+        (True, {launch_env.PARENT: "1"}, 1),
     ],
 )
 @pytest.mark.parametrize(("args", "begins"), [(["mdlm"], "_train"), (["mdlm", "--nproc", "2"], "_launch")])
