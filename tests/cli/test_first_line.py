@@ -3,13 +3,21 @@
 import pytest
 
 from samestep.cli import train
+from samestep.core import launch_env
 
 SIX = {"WORLD_SIZE": "6", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
     ("terminal", "env", "said"),
-    [(True, {}, 1), (False, {}, 0), (True, {"RANK": "0", **SIX}, 1), (True, {"RANK": "1", **SIX}, 0)],
+    [
+        (True, {}, 1),
+        (False, {}, 0),
+        (True, {"RANK": "0", **SIX}, 1),
+        (True, {"RANK": "1", **SIX}, 0),
+        (True, {"RANK": "0", **SIX, launch_env.PARENT: "1"}, 0),
+        (True, {launch_env.PARENT: "1"}, 1),
+    ],
 )
 @pytest.mark.parametrize(("args", "begins"), [(["mdlm"], "_train"), (["mdlm", "--nproc", "2"], "_launch")])
 def test_a_terminal_is_told_at_once_that_it_starts(

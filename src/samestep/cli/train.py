@@ -66,7 +66,8 @@ def run(args: Sequence[str]) -> int:
 
 def _say_that_it_starts() -> None:
     """To somebody who looks at the terminal, since the import of torch takes a while; once for all processes."""
-    if is_terminal(sys.stderr) and is_first_process(os.environ):
+    was_said = {"RANK", launch_env.PARENT} <= os.environ.keys()  # by the launcher of this rank
+    if is_terminal(sys.stderr) and is_first_process(os.environ) and not was_said:
         print_safely("starting; torch is loaded first, which may take a while", sys.stderr)
 
 
