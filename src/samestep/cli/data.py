@@ -120,12 +120,15 @@ def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
     """What was written, as text for people."""
     thing = "chat" if found["kind"] == "chat" else "document"
     by_document = found["split"] == "documents"
+    parts = {"train": "training", "val": "validation", "test": "a test"}
+    shown = [part for part in parts if f"{part}_samples" in found]
+    rows = listed([f"{found[f'{part}_samples']:,}" for part in shown], "and")
     lines = {
         "text": f"{_many(found['documents'], thing)}, {_many(found['bytes'], 'byte')}",
         "validation": _many(found["val_documents"], thing) if by_document else "the end of the text",
         "tokenizer": f"{found['tokenizer']}, {_many(found['vocab_size'], 'token')}",
-        "tokens": f"{found['train_tokens']:,} for training, {found['val_tokens']:,} for validation",
-        "rows": f"{found['train_samples']:,} and {found['val_samples']:,} of {found['sequence_length']} tokens",
+        "tokens": ", ".join(f"{found[f'{part}_tokens']:,} for {parts[part]}" for part in shown),
+        "rows": f"{rows} of {found['sequence_length']} tokens",
     }
     if found["kind"] == "chat":
         lines["too long"] = f"{_many(found['answers_cut'], 'answer')} cut, {found['answers_left_out']:,} dropped"

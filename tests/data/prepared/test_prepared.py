@@ -35,7 +35,7 @@ def test_documents_are_not_cut_and_end_with_eos(tmp_path: Path, tokenizer: str) 
     vocab_size = 280 if tokenizer == "bpe" else None
     source = documents(tmp_path / "a.jsonl", *TEXTS)
     found = made(tmp_path / "out", source, tokenizer=tokenizer, vocab_size=vocab_size, sequence_length=8)
-    eos, split = found.tokenizer.vocabulary.eos, ByDocument(list(map(document_digest, TEXTS)), 0.1, 0)
+    eos, split = found.tokenizer.vocabulary.eos, ByDocument(list(map(document_digest, TEXTS)), 0.1, 0.0, 0)
     for region, tokens in (("train", found.train[:]), ("validation", found.validation[:])):
         decoded = [found.tokenizer.decode(part) for part in split_at_ends(tokens, eos)]
         assert decoded == [text for i, text in enumerate(TEXTS) if split.region(i) == region]
@@ -48,7 +48,7 @@ def test_metadata_says_what_there_is(tmp_path: Path) -> None:
     metadata = made(tmp_path / "out", source, sequence_length=8).metadata
     sizes = {"train": 0, "validation": 0}
     for i, text in enumerate(TEXTS):
-        sizes[ByDocument(list(map(document_digest, TEXTS)), 0.1, 0).region(i)] += len(text.encode())
+        sizes[ByDocument(list(map(document_digest, TEXTS)), 0.1, 0.0, 0).region(i)] += len(text.encode())
     assert metadata["val_bytes"] == sizes["validation"]
     assert metadata["val_tokens"] == sizes["validation"] + 2
     assert metadata["train_tokens"] == sizes["train"] + 18
@@ -250,7 +250,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], sentence:
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="byte, char, bpe or a local folder; there is no folder gpt5"):
+    with pytest.raises(UserError, match="byte, char, bpe or a folder; there is no folder gpt5"):
         made(tmp_path / "out", documents(tmp_path / "a.jsonl", *TEXTS), tokenizer="gpt5")
 
 

@@ -11,7 +11,7 @@ from prepared_parts import documents
 from samestep.core.errors import UserError
 from samestep.data.prepared import sources
 from samestep.data.prepared.sources import Piece, find_sources, read_pieces
-from samestep.data.prepared.split import ByDocument, ByPosition, choose_split
+from samestep.data.prepared.split import REGIONS, ByDocument, ByPosition, choose_split
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
@@ -63,29 +63,29 @@ def test_the_same_file_twice_is_refused(tmp_path: Path) -> None:
 
 @given(st.integers(2, 3000), st.floats(0.001, 0.7), st.integers(0, 3))
 def test_documents_are_chosen_in_the_right_number_and_by_seed_and_content(count: int, share: float, seed: int) -> None:
-    split, backwards = ByDocument(range(count), share, seed), ByDocument(range(count)[::-1], share, seed)
+    split, backwards = ByDocument(range(count), share, 0.0, seed), ByDocument(range(count)[::-1], share, 0.0, seed)
     regions = [split.region(i) for i in range(count)]
     assert regions.count("validation") == min(count - 1, math.ceil(round(count * share, 9)))
     assert [backwards.region(i) for i in range(count)] == regions[::-1]
 
 
 def test_seeds_choose_differently() -> None:
-    picked = {tuple(ByDocument(range(40), 0.25, seed).region(i) for i in range(40)) for seed in range(5)}
+    picked = {tuple(ByDocument(range(40), 0.25, 0.0, seed).region(i) for i in range(40)) for seed in range(5)}
     assert len(picked) == 5
 
 
 def test_equal_documents_stay_together() -> None:
     for seed in range(5):
-        split = ByDocument([number % 10 for number in range(20)], 0.2, seed)
+        split = ByDocument([number % 10 for number in range(20)], 0.2, 0.0, seed)
         assert [split.region(i) for i in range(10)] == [split.region(i) for i in range(10, 20)]
     with pytest.raises(UserError, match="the 3 here cannot be split"):
-        ByDocument([1, 1, 1], 0.5, 0)
+        ByDocument([1, 1, 1], 0.5, 0.0, 0)
 
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=8), st.floats(0.01, 0.99))
 def test_a_cut_by_position_keeps_every_character_and_every_end_once(texts: list[str], share: float) -> None:
     size = sum(len(text.encode()) for text in texts)
-    split = ByPosition(size, share)
+    split = ByPosition(size, share, 0.0)
     parts = [part for i, text in enumerate(texts) for part in split.parts(Piece(i, text, last=True))]
     assert "".join(part.text for _, part in parts) == "".join(texts)
     assert [part.document for _, part in parts if part.last] == list(range(len(texts)))
@@ -96,5 +96,27 @@ def test_a_cut_by_position_keeps_every_character_and_every_end_once(texts: list[
 
 
 def test_few_documents_are_cut_by_position() -> None:
-    assert isinstance(choose_split(range(9), 1000, 0.1, 0), ByPosition)
-    assert isinstance(choose_split(range(10), 1000, 0.1, 0), ByDocument)
+    assert isinstance(choose_split(range(9), 1000, 0.1, 0.0, 0), ByPosition)
+    assert isinstance(choose_split(range(10), 1000, 0.1, 0.0, 0), ByDocument)
+
+
+def test_a_test_part_leaves_validation_what_it_was() -> None:
+    without, split = ByDocument(range(40), 0.25, 0.0, 1), ByDocument(range(40), 0.25, 0.2, 1)
+    parts = [split.region(number) for number in range(40)]
+    assert [parts.count(region) for region in REGIONS] == [22, 10, 8] and split.regions == REGIONS
+    kept = [without.region(number) == "validation" for number in range(40)]
+    assert kept == [region == "validation" for region in parts]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_three_parts_by_place(size: int) -> None:
+    """However the text comes in pieces, the parts are the same, and no character is cut."""
+    text = "aé漢" * 10
+    split = ByPosition(len(text.encode()), 0.2, 0.3)
+    found = dict.fromkeys(REGIONS, "")
+    for start in range(0, len(text), size):
+        for region, piece in split.parts(Piece(0, text[start : start + size], last=False)):
+            found[region] += piece.text
+    assert next(iter(split.parts(Piece(0, "", last=True))))[0] == "validation"
+    assert found["train"] + found["test"] + found["validation"] == text
+    assert [len(found[region].encode()) for region in REGIONS] == [30, 12, 18]

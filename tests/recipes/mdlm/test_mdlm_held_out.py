@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from samestep.cli.main import main
+from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.held_out import measure_held_out
 from samestep.train.trained.trained_model import open_trained
 from samestep.world.world import World
@@ -68,10 +69,41 @@ def test_the_test_part_is_measured_alike_on_two_ranks(tmp_path: Path, capfd: pyt
     assert "Bring back the data that" in capfd.readouterr().err
 
 
-def test_a_prepared_folder_has_no_test_part(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("a text to prepare. " * 60)
-    assert main(["data", "prepare", str(tmp_path / "a.txt"), f"--out={tmp_path / 'tokens'}"]) == 0
-    capfd.readouterr()
+def chats(number: int) -> dict[str, str]:
+    return {"prompt": f"how much is {number} and {number}?", "answer": f"it is {2 * number}"}
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_the_test_part_of_a_prepared_folder(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [chats(n) if kind == "chat" else {"text": f"document {n} of a few, and its end"} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare = ["data", "prepare", str(tmp_path / "a.jsonl"), "--sequence_length=48"]
+    assert main([*prepare, f"--out={tmp_path / 'without'}"]) == 0
+    assert main([*prepare, f"--out={tmp_path / 'tokens'}", "--test_fraction=0.2"]) == 0
+    assert "for a test" in " ".join(capfd.readouterr().out.split())
+    without, corpus = (load(DataConfig(str(tmp_path / name))) for name in ("without", "tokens"))
+    assert without.test is None and corpus.test is not None
+    assert len(corpus.validation) == len(without.validation), "validation is what it was"
+    places = range(len(corpus.validation))
+    assert all((corpus.validation[n]["tokens"] == without.validation[n]["tokens"]).all() for n in places)
+    assert corpus.train.size + corpus.test.size == without.train.size
+    train(tmp_path, "verify-sft" if kind == "chat" else "verify", f"data.path={tmp_path / 'tokens'}", "data.limit=null")
+    found = evaluated(tmp_path)
+    assert found["part"] == "test"
+    assert found["rows" if kind == "chat" else "tokens"] == (8 if kind == "chat" else corpus.test.size)
+    assert found["nll"] > 0 and found["bits_per_byte"] > 0
     data = [f"--data_dir={tmp_path / 'tokens'}", "data.test_fraction=0.1", f"out={tmp_path}"]
     assert main(["train", "mdlm", *data]) == 2
-    assert "data.test_fraction has no effect: a prepared folder has parts for training" in capfd.readouterr().err
+    assert "data.test_fraction has no effect: a prepared folder has its own" in capfd.readouterr().err
+
+
+def test_a_text_of_one_document_is_split_by_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("a text to prepare. " * 60)
+    prepare = ["data", "prepare", str(tmp_path / "a.txt"), f"--out={tmp_path / 'tokens'}", "--sequence_length=16"]
+    assert main([*prepare, "--test_fraction=0.2"]) == 0
+    corpus = load(DataConfig(str(tmp_path / "tokens")))
+    sizes = [part.size for part in (corpus.train, corpus.test, corpus.validation) if part]
+    assert sizes == [798, 228, 115], "the last one with the end token"
+    assert corpus.test_bytes_per_token == 1
+    assert main([*prepare, "--overwrite", "--test_fraction=0.95"]) == 2
+    assert "less than 1 together" in capfd.readouterr().err

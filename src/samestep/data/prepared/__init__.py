@@ -4,6 +4,7 @@ metadata.json             the kind of data, the number of tokens, the sources
 tokenizer/                what `load_tokenizer` reads
 train-00000.bin ...       tokens, 16 or 32 bits each, little-endian, one sequence over all files
 validation-00000.bin ...
+test-00000.bin ...         if a share was kept for a test
 train-rows-00000.bin ...  for chats: where each row begins, its length, the length of its prompt (64 bits each)
 """
 
@@ -38,6 +39,9 @@ class Prepared:
     train_rows: TokenFiles | None
     """For chats: three numbers a row."""
     validation_rows: TokenFiles | None
+    test: TokenFiles | None = None
+    """What neither training nor validation sees, if that was wanted."""
+    test_rows: TokenFiles | None = None
 
 
 def is_prepared(folder: Path) -> bool:
@@ -61,7 +65,9 @@ def open_prepared(folder: Path) -> Prepared:
             size = tokenizer.vocabulary.size
             raise _damaged(folder, f"its tokenizer has {size} tokens, not {metadata['vocab_size']}")
         train, validation = tokens["train"], tokens["validation"]
-        return Prepared(folder, metadata, tokenizer, train, validation, rows.get("train"), rows.get("validation"))
+        index = (rows.get("train"), rows.get("validation"))
+        test = (tokens.get("test"), rows.get("test"))
+        return Prepared(folder, metadata, tokenizer, train, validation, *index, *test)
     except (KeyError, TypeError, AttributeError) as problem:
         raise _damaged(folder, f"{METADATA} lacks {problem}") from None
 

@@ -9,7 +9,7 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.prepared import ROWS
 from samestep.data.prepared.sources import TextSource
-from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
+from samestep.data.prepared.split import ByDocument, Region, Split
 from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
 from samestep.data.records.chats import CHAT_COLUMNS, LISTS, PAIRS, find_messages
 from samestep.data.records.reading import SHOWN, text_fault
@@ -120,11 +120,11 @@ class Chats:
             done(counts.bytes)
         return counts
 
-    def split(self, counts: TextCounts, fraction: float, seed: int) -> Split:
+    def split(self, counts: TextCounts, validation: float, test: float, seed: int) -> Split:
         """Whole chats: no answer in validation is given away by another answer of its chat in training."""
         if counts.documents < 2:
             raise UserError(f"Give at least two chats, one of them for validation; there are {counts.documents}.")
-        return ByDocument(counts.digests, fraction, seed)
+        return ByDocument(counts.digests, validation, test, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
@@ -136,7 +136,9 @@ class Chats:
     def write(self, writing: Writing, split: Split, done: ReportBytes) -> dict[str, Any]:
         """Tokenize and write all answers."""
         assert isinstance(split, ByDocument)
-        writers = {region: _RowWriter(writing, region, shards) for region, shards in writing.shards().items()}
+        writers = {
+            region: _RowWriter(writing, region, shards) for region, shards in writing.shards(split.regions).items()
+        }
         counts = TextCounts(collect_characters=False)
         limit, refused = LengthLimit(writing.row_length, self.too_long, what="answers", setting="too_long"), list[str]()
         for number, (where, chat) in enumerate(self._read()):
@@ -211,13 +213,18 @@ class _RowWriter:
 def _chat_metadata(writers: dict[Region, _RowWriter], counts: TextCounts) -> dict[str, Any]:
     left_out = sum(writer.left_out for writer in writers.values())
     unanswered = sum(writer.chats_without_answer for writer in writers.values())
-    empty = next((region for region in REGIONS if not writers[region].rows), None)
+    empty = next((region for region, writer in writers.items() if not writer.rows), None)
     if empty is not None:
         raise UserError(
             f"Give more chats with answers, or a longer sequence_length; {empty} has no row: {left_out} answers did "
             f"not fit, and {unanswered} of {counts.documents} chats have no answer."
         )
+    test = {}
+    if (writer := writers.get("test")) is not None:
+        test = {"test_samples": writer.rows, "test_documents": writer.chats, "test_bytes": writer.answer_bytes}
+        test["test_answer_tokens"] = writer.answer_tokens
     return {
+        **test,
         "train_samples": writers["train"].rows,
         "val_samples": writers["validation"].rows,
         "documents": counts.documents,
@@ -228,5 +235,5 @@ def _chat_metadata(writers: dict[Region, _RowWriter], counts: TextCounts) -> dic
         "answers_cut": sum(writer.cut for writer in writers.values()),
         "answers_left_out": left_out,
         "chats_without_answer": unanswered,
-        "rows": {region: writers[region].close() for region in REGIONS},
+        "rows": {region: writer.close() for region, writer in writers.items()},
     }

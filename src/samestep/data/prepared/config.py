@@ -24,6 +24,9 @@ class PrepareConfig(RecordsConfig):
     """Tokens in a row; null is 256, and 1024 for chats."""
     validation_fraction: PartialShare = 0.1
     """Share of the documents (of a single text: its end) that is kept for validation."""
+    test_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.0
+    """Another share, for a last test (of a single text: what comes before its validation part). Nothing trains or
+    validates with it; `samestep evaluate RUN` measures on it. Validation stays what it is without. 0: none."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """text, chat, or auto: records with messages, or with a prompt and an answer, are chats."""
     too_long: TooLong = "truncate"
@@ -44,3 +47,8 @@ class PrepareConfig(RecordsConfig):
         """Refuse invalid settings before anything is read."""
         if self.vocab_size is not None and self.tokenizer != "bpe":
             raise UserError(f"Give vocab_size only with --tokenizer bpe; the tokenizer is {self.tokenizer}.")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise UserError(
+                "Give validation_fraction and test_fraction that are less than 1 together, or nothing is left to train "
+                f"on; they are {self.validation_fraction:g} and {self.test_fraction:g}."
+            )

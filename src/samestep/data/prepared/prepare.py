@@ -46,7 +46,7 @@ def prepare(
     counts = dataset.count(config.tokenizer == "char", lambda done: progress("reading", done, max(done, size)))
 
     def split() -> Split:
-        return dataset.split(counts, config.validation_fraction, config.seed)
+        return dataset.split(counts, config.validation_fraction, config.test_fraction, config.seed)
 
     split()  # a text that cannot be split is refused before a vocabulary is learned
     tokenizer = _tokenizer(config, dataset, split, counts.characters, read_folder)

@@ -8,7 +8,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.prepared.sources import Piece, TextSource, read_pieces
-from samestep.data.prepared.split import REGIONS, Region, Split, choose_split
+from samestep.data.prepared.split import Region, Split, choose_split
 from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
 
 _BATCH = 1 << 20
@@ -36,9 +36,9 @@ class Texts:
             raise UserError("Give files with text in them; the named files are empty.")
         return counts
 
-    def split(self, counts: TextCounts, fraction: float, seed: int) -> Split:
+    def split(self, counts: TextCounts, validation: float, test: float, seed: int) -> Split:
         """By document if there are enough, else by position."""
-        return choose_split(counts.digests, counts.bytes, fraction, seed)
+        return choose_split(counts.digests, counts.bytes, validation, test, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
@@ -46,7 +46,8 @@ class Texts:
 
     def write(self, writing: Writing, split: Split, done: ReportBytes) -> dict[str, Any]:
         """Tokenize and write all text."""
-        shards, sizes, ends = writing.shards(), dict.fromkeys(REGIONS, 0), dict.fromkeys(REGIONS, 0)
+        shards = writing.shards(split.regions)
+        sizes, ends = dict.fromkeys(shards, 0), dict.fromkeys(shards, 0)
         eos = np.array([writing.tokenizer.vocabulary.eos], dtype=writing.dtype)
         for batch in _batches(self._parts(split)):
             encoded = writing.tokenizer.encode_all([part.text for _, part in batch])
@@ -74,7 +75,14 @@ def _text_metadata(
             f"Give more text, or a smaller sequence_length than {length}; there are {shards['train'].tokens} tokens "
             f"for training and {sizes['validation']} bytes for validation."
         )
+    test: dict[str, int] = {}
+    if "test" in shards:
+        if not sizes["test"]:
+            raise UserError("Give more text, or a larger test_fraction: nothing is left for a test.")
+        samples = -(-shards["test"].tokens // length)
+        test = {"test_samples": samples, "test_documents": ends["test"], "test_bytes": sizes["test"]}
     return {
+        **test,
         "train_samples": -(-shards["train"].tokens // length),
         "val_samples": -(-shards["validation"].tokens // length),
         "documents": sum(ends.values()),

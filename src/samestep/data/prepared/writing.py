@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from samestep.core.disk_space import is_disk_full
 from samestep.core.errors import UserError
 from samestep.core.json_files import replace_folder
 from samestep.core.safe_files import open_new
-from samestep.data.prepared.split import REGIONS, Region
+from samestep.data.prepared.split import Region
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
 
@@ -167,10 +167,10 @@ class Writing:
         """The smallest type that holds every token."""
         return "<u2" if self.tokenizer.vocabulary.size <= 1 << 16 else "<u4"
 
-    def shards(self) -> dict[Region, Shards]:
+    def shards(self, regions: Sequence[Region]) -> dict[Region, Shards]:
         """Files for the tokens of each region."""
         most = self.shard_bytes // np.dtype(self.dtype).itemsize
-        return {region: Shards(self.folder, region, self.dtype, most) for region in REGIONS}
+        return {region: Shards(self.folder, region, self.dtype, most) for region in regions}
 
     def check(self, tokens: np.ndarray) -> None:
         """Refuse text that holds the mask token, which stands for masked tokens only."""
@@ -180,13 +180,15 @@ class Writing:
 
     def metadata(self, shards: dict[Region, Shards]) -> dict[str, Any]:
         """Write all shards to disk; return what metadata.json records of them."""
-        for region in REGIONS:
-            shards[region].close()
+        for each in shards.values():
+            each.close()
+        test = {"test_tokens": shards["test"].tokens} if "test" in shards else {}
         return {
             "sequence_length": self.row_length,
-            "total_tokens": sum(shards[region].tokens for region in REGIONS),
+            "total_tokens": sum(each.tokens for each in shards.values()),
             "train_tokens": shards["train"].tokens,
             "val_tokens": shards["validation"].tokens,
+            **test,
             "dtype": self.dtype,
-            "shards": {region: shards[region].files for region in REGIONS},
+            "shards": {region: each.files for region, each in shards.items()},
         }

@@ -77,9 +77,9 @@ class Share:
                 lengths.append(len(tokens))
                 digests += b"".join(_digests(tokens, most))
                 moved()
-        about = [np.array(each, int) for each in (parts, paths, lengths)]
+        part_of, path_of, length_of = (np.array(numbers, int) for numbers in (parts, paths, lengths))
         with self._file("about").open("wb") as file:
-            np.savez(file, part=about[0], path=about[1], length=about[2], digest=np.frombuffer(digests, "u8"))
+            np.savez(file, digest=np.frombuffer(digests, "u8"), part=part_of, path=path_of, length=length_of)
 
     def about(self) -> dict[str, np.ndarray]:
         with np.load(self._file("about")) as found:

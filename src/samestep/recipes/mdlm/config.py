@@ -166,15 +166,9 @@ NO_EFFECT = (
         "rows of running text have one length, and are not padded; leave it out",
     ),
     NoEffect(
-        "data.validation_fraction",
+        ("data.validation_fraction", "data.test_fraction"),
         lambda c: c.data.path is not None and is_prepared_folder(c.data.path),
         "a prepared folder has its own; give it to samestep data prepare, or leave it out",
-    ),
-    NoEffect(
-        "data.test_fraction",
-        lambda c: c.data.path is not None and is_prepared_folder(c.data.path),
-        "a prepared folder has parts for training and validation only; give data.path the text or the records "
-        "themselves, or leave it out",
     ),
     only_for_records(lambda c: c.data.path is None or not holds_records(c.data.path)),
     NoEffect(

@@ -280,15 +280,28 @@ def _split_corpus(name: str, parts: Sequence[text.Tokens], config: DataConfig, o
 def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:
     name, metadata, pad = str(config.path), folder.metadata, folder.tokenizer.vocabulary.eos
     share = _share(config, metadata["total_tokens"])
+    test: TokenRows | None = None
     if folder.train_rows is not None and folder.validation_rows is not None:
-        train = AnswerRows(folder.train, _first(folder.train_rows, share), row_length(config), pad)
-        validation = AnswerRows(folder.validation, _first(folder.validation_rows, share), row_length(config), pad)
-        return Corpus(
-            name, train, validation, folder.tokenizer, metadata, metadata["val_bytes"] / metadata["val_answer_tokens"]
+        train, validation = (
+            AnswerRows(tokens, _first(index, share), row_length(config), pad)
+            for tokens, index in ((folder.train, folder.train_rows), (folder.validation, folder.validation_rows))
         )
+        if folder.test is not None and folder.test_rows is not None:
+            test = AnswerRows(folder.test, _first(folder.test_rows, share), row_length(config), pad)
+        corpus = Corpus(name, train, validation, folder.tokenizer, metadata, _size(metadata, "val", "answer_tokens"))
+        return replace(corpus, test=test, test_bytes_per_token=_size(metadata, "test", "answer_tokens"))
     head, tail = (text.part(tokens, 0, round(len(tokens) * share)) for tokens in (folder.train, folder.validation))
     rows = _text_rows(name, head, tail, row_length(config), pad)
-    return Corpus(name, *rows, folder.tokenizer, metadata, metadata["val_bytes"] / metadata["val_tokens"])
+    if folder.test is not None:
+        part = text.part(folder.test, 0, max(1, round(len(folder.test) * share)))
+        test = TextRows(part, row_length(config), pad)
+    corpus = Corpus(name, *rows, folder.tokenizer, metadata, _size(metadata, "val", "tokens"))
+    return replace(corpus, test=test, test_bytes_per_token=_size(metadata, "test", "tokens"))
+
+
+def _size(metadata: Mapping[str, Any], part: str, tokens: str) -> float:
+    """Bytes per token of a part of a prepared folder; 1 if there is no such part."""
+    return metadata[f"{part}_bytes"] / metadata[f"{part}_{tokens}"] if f"{part}_bytes" in metadata else 1.0
 
 
 def _older_corpus(folder: OlderFolder, config: DataConfig) -> Corpus:
