@@ -11,14 +11,17 @@ import stat
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import samestep
 from samestep.cli.args import parse_train
 from samestep.cli.main import main
 from samestep.core.config import split_options
+from samestep.train.api import recipe_registry
 
 SOURCE = Path(samestep.__file__).parents[1]
 LAUNCHERS = ("torchrun", "mpiexec", "srun")
@@ -95,6 +98,14 @@ class Typed:
 def make_project(recipe: str, folder: Path) -> Path:
     """A project, made as a user makes it."""
     assert main(["new", recipe, str(folder)]) == 0
+    return folder
+
+
+def project_for_settings(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project as the working directory, with its models and data not looked at: only settings are compared."""
+    monkeypatch.chdir(make_project(recipe, folder))
+    find = recipe_registry.find_recipe
+    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
     return folder
 
 

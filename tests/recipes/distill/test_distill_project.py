@@ -1,16 +1,14 @@
 """The project of distill: every command that its users know works as typed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distill_runs import rows_of, validations_of
 
-from projects import make_project, really, typed
+from projects import make_project, project_for_settings, really, typed
 from samestep.core.json_files import read_json
-from samestep.train.api import recipe_registry
 
 pytestmark = pytest.mark.timeout(900)
 SHORT = "--preset verify --max_steps=2 --no-log.tensorboard --log.every=1 --teacher_model null --student_model null"
@@ -18,12 +16,7 @@ SHORT = "--preset verify --max_steps=2 --no-log.tensorboard --log.every=1 --teac
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, with its models and data not looked at: only settings are compared."""
-    folder = make_project("distill", tmp_path / "my-retriever")
-    monkeypatch.chdir(folder)
-    find = recipe_registry.find_recipe
-    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
-    return folder
+    return project_for_settings("distill", tmp_path / "my-retriever", monkeypatch)
 
 
 def test_defaults(project: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import yaml
 from dpo_runs import rows_of, validations_of
 
 import samestep
-from projects import make_project, really, typed
+from projects import make_project, project_for_settings, really, typed
 from samestep.core.errors import EXIT_USER
 from samestep.core.json_files import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.train.api import recipe_registry
 from system.requirements import require
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,13 +26,9 @@ SHORT = "--preset=tiny --data.limit=20 --max_steps=2 --no-log.tensorboard --log.
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, with its model and data not looked at: only settings are compared."""
-    folder = make_project("dpo", tmp_path / "my-dpo")
-    monkeypatch.chdir(folder)
+    folder = project_for_settings("dpo", tmp_path / "my-dpo", monkeypatch)
     for name in ("PBS_NODEFILE", "PBS_ENVIRONMENT", "PBS_O_WORKDIR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    find = recipe_registry.find_recipe
-    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
     return folder
 
 

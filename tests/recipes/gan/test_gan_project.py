@@ -1,29 +1,22 @@
 """The project of gan: every command that its users know works as typed."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from player_folders import player_folder
-from projects import make_project, really, typed
+from projects import make_project, project_for_settings, really, typed
 from samestep.core.json_files import read_json
 from samestep.recipes.gan.data import STORIES, DataConfig, load
-from samestep.train.api import recipe_registry
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, with its model and data not looked at: only settings are compared."""
-    folder = make_project("gan", tmp_path / "my-gan")
-    monkeypatch.chdir(folder)
-    find = recipe_registry.find_recipe
-    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
-    return folder
+    return project_for_settings("gan", tmp_path / "my-gan", monkeypatch)
 
 
 def test_defaults(project: Path) -> None:

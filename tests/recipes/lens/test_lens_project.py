@@ -1,20 +1,18 @@
 """The project of lens: every command that its users know works as typed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lens_runs import model_folder
 
-from projects import Typed, make_project, really, typed
+from projects import Typed, make_project, project_for_settings, really, typed
 from samestep.cli.args import SubmitArgs, parse_train
 from samestep.cli.main import main
 from samestep.core.errors import EXIT_USER
 from samestep.core.json_files import read_json
 from samestep.recipes.lens.stages import stages
-from samestep.train.api import recipe_registry
 
 pytestmark = pytest.mark.timeout(900)
 TRAIN = "scripts/01_train_distributed.py"
@@ -29,12 +27,7 @@ SMALL = (
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, with its model not looked at: only settings are compared."""
-    folder = make_project("lens", tmp_path / "my-lens")
-    monkeypatch.chdir(folder)
-    find = recipe_registry.find_recipe
-    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
-    return folder
+    return project_for_settings("lens", tmp_path / "my-lens", monkeypatch)
 
 
 def jobs(found: Typed, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], str]:

@@ -1,6 +1,5 @@
 """The project of mdlm: every command that its users know works as typed."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from llada_folder import llada_folder
-from projects import make_project, really, typed
+from projects import make_project, project_for_settings, really, typed
 from samestep.core.json_files import read_json
-from samestep.train.api import recipe_registry
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, with its model and data not looked at: only settings are compared."""
-    folder = make_project("mdlm", tmp_path / "my-llada")
-    monkeypatch.chdir(folder)
-    find = recipe_registry.find_recipe
-    monkeypatch.setattr(recipe_registry, "find_recipe", lambda name: replace(find(name), resolve=None))
-    return folder
+    return project_for_settings("mdlm", tmp_path / "my-llada", monkeypatch)
 
 
 def machine(folder: Path, gpu: bool) -> dict[str, str]:
