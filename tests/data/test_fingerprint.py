@@ -173,7 +173,7 @@ def test_both_parts_of_a_text_share_one_hash_which_is_read_once(tmp_path: Path) 
     path = tmp_path / "a.txt"
     edit(path, b"some text\n" * 10, mtime_ns=10**18)
     text = open_text(str(path))
-    train, validation = split(text, 0.2)
+    train, validation, _ = split(text, 0.2)
     record = take_fingerprint(Files(*origins(train)), OPTIONS)
     path.write_bytes(b"other text")
     assert take_fingerprint(Files(*origins(validation)), OPTIONS)["files"][0]["sha256"] == record["files"][0]["sha256"]

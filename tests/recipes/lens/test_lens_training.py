@@ -57,7 +57,7 @@ def test_banner_and_progress_name_the_stage_and_its_loss(tmp_path: Path, capfd: 
     )
     shown = capfd.readouterr().out
     banners = {text.split()[1]: " ".join(text.split()) for text in shown.split("samestep · lens")[1:]}
-    assert list(banners) == ["pretokenize", "pretrain", "warm_start", "train", "grpo"]
+    assert list(banners) == ["pretokenize", "pretrain", "warm_start", "train", "grpo", "done"]
     losses = {
         "pretokenize": "",
         "pretrain": "loss 1 nats of the next byte",

@@ -13,7 +13,7 @@ from samestep.core.durations import format_spent
 from samestep.core.json_files import DamagedFile, JsonLines
 from samestep.core.rundir import RunDir
 from samestep.train.api.bench import Bench
-from samestep.train.api.recipe import Recipe, Stage
+from samestep.train.api.recipe import Recipe, Stage, no_validation
 from samestep.train.logging.console import format_metrics
 from samestep.train.record.extension import read_done
 
@@ -36,13 +36,14 @@ def end_summary(
     lines["duration"] = format_spent(seconds) + (f" (this launch; the run had {launches})" if launches > 1 else "")
     files = [name for name in _FILES if (rundir.path / name).exists()]
     lines["files"] = f"{_short(rundir.path)} ({', '.join(files)})"
-    lines["next"] = "\n".join(next_commands(recipe, rundir))
+    lines["next"] = "\n".join(next_commands(recipe, stages, rundir))
     return lines
 
 
-def next_commands(recipe: Recipe, rundir: RunDir) -> list[str]:
-    """What can be done with a run of this recipe that is done."""
-    verbs = [verb for verb in ("sample", "evaluate") if getattr(recipe, verb) is not None]
+def next_commands(recipe: Recipe, stages: Sequence[Stage], rundir: RunDir) -> list[str]:
+    """What can be done with a run of this recipe that is done. Without an evaluation of its own it validates again."""
+    can_evaluate = recipe.evaluate is not None or any(stage.validate is not no_validation for stage in stages[-1:])
+    verbs = ["sample"] * (recipe.sample is not None) + ["evaluate"] * can_evaluate
     run = shlex.quote(_short(rundir.path))
     return [*(f"samestep {verb} {run}" for verb in verbs), f"samestep export {run} FOLDER"]
 

@@ -114,19 +114,8 @@ class Session:
         stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
             self._running = stage
-            if self._world.share(self._is_done(context, stage, stage is stages[-1])):
-                screen.print(f"stage {stage.name!r} is done already")
-                continue
-            with self._world.activity.doing("data"):
-                download_datasets(stage_config(stage, self.config), self._world)
-            if not self._take_over(context, stage, stages):
-                stage_run = StageRun(context, stage, stages)
-                if stage_run.run() is Outcome.PREEMPTED:
-                    where = "" if stage_run.has_stepped else " before the first step of this launch"
-                    screen.print(
-                        f"stopped by {context.stop.reason}{where}; resume with: samestep train --resume {path}"
-                    )
-                    return Outcome.PREEMPTED
+            if self._run_stage(context, stage, stages) is Outcome.PREEMPTED:
+                return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
                 context.events.status("waiting", after=stage.name)
                 screen.print(
@@ -141,6 +130,25 @@ class Session:
             screen.banner(f"samestep · {self._name}: done", summary)
         screen.print(f"done: {path}")
         return Outcome.DONE
+
+    def _run_stage(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> Outcome:
+        """Run one stage, unless it is done already or taken over from another run."""
+        screen = context.screen
+        if self._world.share(self._is_done(context, stage, stage is stages[-1])):
+            screen.print(f"stage {stage.name!r} is done already")
+            return Outcome.DONE
+        with self._world.activity.doing("data"):
+            download_datasets(stage_config(stage, self.config), self._world)
+        if self._take_over(context, stage, stages):
+            return Outcome.DONE
+        stage_run = StageRun(context, stage, stages)
+        outcome = stage_run.run()
+        if outcome is Outcome.PREEMPTED:
+            where = "" if stage_run.has_stepped else " before the first step of this launch"
+            screen.print(
+                f"stopped by {context.stop.reason}{where}; resume with: samestep train --resume {context.rundir.path}"
+            )
+        return outcome
 
     def _take_over(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> bool:
         """Whether the stage was taken over from another run; all stages before it must have been, too."""
