@@ -12,6 +12,7 @@ import pytest
 
 import samestep
 from encoder_toys import backbone_folder
+from harness_task import CHOICE
 from hub_server import COMMIT, constants_of, serving, use
 from llada_folder import llada_folder
 from player_folders import CHATML, player_folder
@@ -27,17 +28,6 @@ SMALL = ["distributed.dtype=float32", "log.quiet=true", "log.tensorboard=false"]
 SHARED = (*SMALL, "out=runs")
 PLAYER, ENCODER = f"org/player@{COMMIT}", f"org/encoder@{COMMIT}"
 TEXT = "\n\n".join(f"{n} and {n} are {2 * n}." for n in range(200))
-CHOICE = """
-task: shorter
-dataset_path: json
-dataset_kwargs: {data_files: {test: questions.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{q}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: gold
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 READER = """
 import sys
 from transformers import AutoModel

@@ -46,9 +46,7 @@ def run(args: Sequence[str]) -> int:
 def make_project(recipe: str | None, folder: Path) -> list[Path]:
     """Write the project's files, and return their names. It gets its name when all of it is written."""
     source = project_template(recipe)
-    with temporary_folder(folder) as staging:
-        project = staging / "project"
-        project.mkdir()
+    with temporary_folder(folder, private=False) as project:
         for file in sorted(path for path in source.rglob("*") if path.is_file()):
             target = project / file.relative_to(source)
             target = target.with_name(target.name.removesuffix(TEMPLATE))

@@ -68,15 +68,17 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that nobody else can look into; removed at the end, and so is what a kill left of one.
+def temporary_folder(path: Path, *, private: bool = True) -> Iterator[Path]:
+    """A folder beside `path`, which nobody else can look into if it is private; removed at the end, and so is what a
+    kill left of one.
 
-    For what libraries write by name, to be moved to `path` when it is complete. `path` must have one writer.
+    For what libraries write by name, to be moved to `path` when it is complete; or to become `path` itself, with the
+    usual permissions then (`private=False`). `path` must have one writer.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     folder = temporary_name(path)
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700 if private else 0o777)
     try:
         yield folder
     finally:

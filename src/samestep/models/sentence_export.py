@@ -2,7 +2,6 @@
 
 import copy
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.core.json_files import replace_folder, write_json
-from samestep.core.safe_files import open_new, remove_leftovers, temporary_name, write_text
+from samestep.core.safe_files import open_new, temporary_folder, write_text
 from samestep.models.hub_modules import MODULES
 from samestep.models.older_names import write_older_names
 from samestep.models.sentence_encoder import SentenceEncoder
@@ -37,19 +36,13 @@ def write_encoder(
     """A new folder with the files of `write_encoder_files`, which gets its name when all of it is written."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"Choose another folder, or remove it first; {folder} exists.")
-    staging = temporary_name(folder)
     try:
-        remove_leftovers(folder.parent, folder.name)
-        staging.mkdir(parents=True)
-        write_encoder_files(staging, source, weights, card, prompts=prompts, dtype=dtype, onnx=onnx)
-        if folder.is_dir():
-            folder.rmdir()
-        replace_folder(staging, folder)
+        with temporary_folder(folder, private=False) as staging:
+            write_encoder_files(staging, source, weights, card, prompts=prompts, dtype=dtype, onnx=onnx)
+            replace_folder(staging, folder)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"Choose a folder with room; {folder} cannot be written ({reason}).") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_encoder_files(

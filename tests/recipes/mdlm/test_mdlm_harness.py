@@ -12,6 +12,7 @@ import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
 from safetensors.torch import save_file
 
+from harness_task import CHOICE
 from samestep.cli.main import main
 from samestep.core.config import dump
 from samestep.core.errors import UserError
@@ -131,17 +132,6 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
 
 # ---- complete tasks
 
-CHOICE = """
-task: shorter
-dataset_path: json
-dataset_kwargs: {data_files: {test: questions.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{q}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: gold
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 WRITING = """
 task: writing
 dataset_path: json

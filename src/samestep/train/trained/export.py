@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from samestep.checkpoint.files import remove_folder
 from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.safetensor_files import save_safetensors, write_safetensors
 from samestep.checkpoint.weight_files import check_shapes, mark_of
@@ -24,7 +23,7 @@ from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.json_files import replace_folder, sync_folder
-from samestep.core.safe_files import remove_leftovers, temporary_folder, temporary_name
+from samestep.core.safe_files import temporary_folder
 from samestep.parallel.build import build_uninitialized
 from samestep.train.learner.lora import merged_weights
 from samestep.train.trained.model_card import UNNAMED, trained_card, write_card
@@ -219,18 +218,14 @@ def staging_folder(folder: Path, overwrite: bool, record: PublishedRecord) -> It
     """A new folder that gets its record and its name at the end; an older one of that name stays unchanged until
     then."""
     check_target(folder, overwrite)
-    staging = temporary_name(folder)
     try:
-        remove_leftovers(folder.parent, folder.name)
-        staging.mkdir(parents=True)
-        yield staging
-        record.write(staging)
-        sync_folder(staging)
-        replace_folder(staging, folder)
+        with temporary_folder(folder, private=False) as staging:
+            yield staging
+            record.write(staging)
+            sync_folder(staging)
+            replace_folder(staging, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
-    finally:
-        remove_folder(staging)
 
 
 def check_target(folder: Path, overwrite: bool) -> None:
