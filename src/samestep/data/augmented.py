@@ -14,6 +14,9 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.row_randomness import WatchedGenerator, own_generators
 
+_OF_ROWS = ("origins", "own_order")
+"""Methods of rows that hold for the augmented ones too."""
+
 
 def takes_generator(rows: Any) -> bool:
     """Whether rows are read with a generator: `rows[index]` is then `type(rows).__getitem__(rows, index, random)`."""
@@ -38,19 +41,28 @@ class Augmented:
     """What `augmented` makes."""
 
     def __init__(self, rows: Any, function: Callable[[Any], Any]) -> None:
-        if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        has_rows = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        if not has_rows and not hasattr(rows, "__iter__"):
             raise UserError(
-                f"samestep.augmented needs rows by index, and a {type(rows).__name__} has none; give it a list or a "
-                "dataset with __len__ and __getitem__"
+                f"samestep.augmented needs rows, and a {type(rows).__name__} has none; give it a list, a dataset with "
+                "__len__ and __getitem__, or samestep.stream(...)"
             )
         if not callable(function):
             raise UserError(f"samestep.augmented needs a function of a row, not a {type(function).__name__}")
         self.rows, self.function = rows, function
         self._takes_generator = takes_generator(rows)
         self._generators: list[WatchedGenerator] | None = None
-        origins = getattr(rows, "origins", None)
-        if callable(origins):
-            self.origins = origins
+        for name in _OF_ROWS:
+            method = getattr(rows, name, None)
+            if callable(method):
+                setattr(self, name, method)
+
+    def over(self, rows: Any) -> "Augmented":
+        """The same function over other rows."""
+        self._find_generators()
+        other = Augmented(rows, self.function)
+        other._generators = self._generators
+        return other
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,16 +75,21 @@ class Augmented:
     @contextmanager
     def _seeded(self, random: np.random.Generator) -> Iterator[None]:
         """The function's own generators seeded for the row, and put back."""
-        if self._generators is None:  # looked for once in each process
-            self._generators = own_generators(self.function)
-        states = [each.state() for each in self._generators]
-        for each in self._generators:
+        generators = self._find_generators()
+        states = [each.state() for each in generators]
+        for each in generators:
             each.seed(int(random.integers(1 << 32)))
         try:
             yield
         finally:
-            for each, state in zip(self._generators, states):
+            for each, state in zip(generators, states):
                 each.restore(state)
+
+    def _find_generators(self) -> list[WatchedGenerator]:
+        """Those of the function, looked for once in each process."""
+        if self._generators is None:
+            self._generators = own_generators(self.function)
+        return self._generators
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_generators": None}

@@ -1,0 +1,100 @@
+"""Finds the rows of a step in a stream that can only be read in order.
+
+The order shuffles a stream in windows. A process reads each window as it comes to it, and keeps of it what its steps
+still need. Where it began to read the window is in the checkpoint: by the source's own state if it has one, else by the
+number of rows to read again.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from samestep.core.json_files import Json
+from samestep.data.order import VALIDATION_EPOCH, Order
+from samestep.data.streams.source import Passes, Position, Source
+from samestep.data.windowed import Window, windows_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _HeldWindow:
+    """What is kept of a window."""
+
+    begins: Position
+    rows: dict[int, Any]
+    """By their number in the epoch."""
+
+
+class StreamReader:
+    """The rows of one feed in this process."""
+
+    def __init__(self, source: Source, order: Order, share: Callable[[int], np.ndarray]) -> None:
+        """`share` gives the rows of a step that this rank reads, by their numbers in the epoch."""
+        self._order, self._share = order, share
+        self._passes = Passes(source)
+        self._held: dict[tuple[int, Window], _HeldWindow] = {}
+
+    def read(self, step: int, epoch: int, known: Position | None) -> tuple[dict[int, Any], Position]:
+        """The rows of this rank's share by their numbers, and the position of the first window that has rows of the
+        step's global batch. `known` is a position that a checkpoint had."""
+        turn = 0 if epoch == VALIDATION_EPOCH else epoch
+        keys = [(turn, window) for window in windows_of(self._order, step)]
+        self._held = {key: held for key, held in self._held.items() if key in keys}
+        wanted, found = self._share(step).tolist(), dict[int, Any]()
+        for key in keys:
+            _, (start, stop) = key
+            mine = [index for index in wanted if start <= index < stop]
+            if key not in self._held or any(index not in self._held[key].rows for index in mine):
+                self._held[key] = self._read_window(*key, step, known)
+            found.update((index, self._held[key].rows[index]) for index in mine)
+        return found, self._held[keys[0]].begins
+
+    def _read_window(self, turn: int, window: Window, step: int, known: Position | None) -> _HeldWindow:
+        start, stop = window
+        begin = turn * self._order.size + start
+        self._passes.seek(begin, [*(held.begins for held in self._held.values()), *([known] if known else [])])
+        begins = self._passes.position()
+        wanted, rows = self._wanted(turn, window, step), dict[int, Any]()
+        for index in range(start, stop):
+            row = next(self._passes)
+            if index in wanted:
+                rows[index] = row
+        return _HeldWindow(begins, rows)
+
+    def _wanted(self, turn: int, window: Window, step: int) -> set[int]:
+        """The rows of a window that this process still needs, if it goes on with every step, or, as one of several
+        loader processes, with every so manieth. Should it not, it will read the window again."""
+        last = turn * self._order.steps_per_epoch + (window[1] - 1) // self._order.batch
+        processes = get_worker_info()
+        steps = range(step, max(step, last) + 1, processes.num_workers if processes else 1)
+        return {index for each in steps for index in self._share(each).tolist()}
+
+
+class StreamPlace:
+    """How far a feed has come in its stream: part of the checkpoint, the same on every rank."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Json] | None = None
+        """Where a resumed run would begin to read; None before the first step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"position": self.now}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin there."""
+        self.now = state["position"]
+        if self.position is not None and self.position.row and self.position.state is None:
+            logger.warning(
+                "the stream has no index and no state of its own, so %s rows are read again to find the place",
+                f"{self.position.row:,}",
+            )
+
+    @property
+    def position(self) -> Position | None:
+        return Position(**self.now) if self.now is not None else None
