@@ -22,7 +22,7 @@ def takes_generator(rows: Any) -> bool:
     """Whether rows are read with a generator: `rows[index]` is then `type(rows).__getitem__(rows, index, random)`."""
     try:
         parameters = inspect.signature(type(rows).__getitem__).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (AttributeError, TypeError, ValueError):  # a stream has none, or it is written in C
         return False
     needed = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return len(needed) == 3
@@ -42,10 +42,11 @@ class Augmented:
 
     def __init__(self, rows: Any, function: Callable[[Any], Any]) -> None:
         has_rows = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
-        if not has_rows and not hasattr(rows, "__iter__"):
+        is_iterable = callable(rows) or (hasattr(rows, "__iter__") and not isinstance(rows, Iterator))
+        if not has_rows and not is_iterable:
             raise UserError(
-                f"samestep.augmented needs rows, and a {type(rows).__name__} has none; give it a list, a dataset with "
-                "__len__ and __getitem__, or samestep.stream(...)"
+                f"samestep.augmented needs rows by index, and a {type(rows).__name__} has none; give it a list, a "
+                "dataset with __len__ and __getitem__, or samestep.stream(...)"
             )
         if not callable(function):
             raise UserError(f"samestep.augmented needs a function of a row, not a {type(function).__name__}")

@@ -7,14 +7,16 @@ number of rows to read again.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from samestep.core.errors import UserError
 from samestep.core.json_files import Json
 from samestep.data.order import VALIDATION_EPOCH, Order
+from samestep.data.row_digest import RowDigest, digest_of
 from samestep.data.streams.source import Passes, Position, Source
 from samestep.data.windowed import Window, windows_of
 
@@ -38,6 +40,7 @@ class StreamReader:
         self._order, self._share = order, share
         self._passes = Passes(source)
         self._held: dict[tuple[int, Window], _HeldWindow] = {}
+        self._is_known_checked = False
 
     def read(self, step: int, epoch: int, known: Position | None) -> tuple[dict[int, Any], Position]:
         """The rows of this rank's share by their numbers, and the position of the first window that has rows of the
@@ -57,14 +60,50 @@ class StreamReader:
     def _read_window(self, turn: int, window: Window, step: int, known: Position | None) -> _HeldWindow:
         start, stop = window
         begin = turn * self._order.size + start
-        self._passes.seek(begin, [*(held.begins for held in self._held.values()), *([known] if known else [])])
-        begins = self._passes.position()
+        begins, row = self._begin(begin, known)
         wanted, rows = self._wanted(turn, window, step), dict[int, Any]()
         for index in range(start, stop):
-            row = next(self._passes)
+            row = row if index == start else next(self._passes)
             if index in wanted:
                 rows[index] = row
         return _HeldWindow(begins, rows)
+
+    def _begin(self, at: int, known: Position | None) -> tuple[Position, Any]:
+        """The position of a place, and the row there. The first time it is seen whether the way there is still what it
+        was when the checkpoint was made."""
+        if known is not None and known.at <= at and not self._is_known_checked:
+            self._is_known_checked = True
+            found, row = self._row_at(known.at, [known])
+            if not _same_row(known, found):
+                found, row = self._row_again(known)
+            if found.at == at:
+                return found, row
+        ways = [held.begins for held in self._held.values()]
+        return self._row_at(at, ways if known is None else [*ways, known])
+
+    def _row_at(self, at: int, ways: list[Position]) -> tuple[Position, Any]:
+        """The position of a place with the digest of the row there, and this row."""
+        self._passes.seek(at, ways)
+        position, row = self._passes.position(), next(self._passes)
+        return replace(position, first=digest_of([row]).to_json()), row
+
+    def _row_again(self, known: Position) -> tuple[Position, Any]:
+        """The same without the source's own state, which led to another row than when it was taken."""
+        source = self._passes.source
+        if known.state is not None and source.uses_state:
+            logger.warning(
+                "the state of the stream leads to another row than when it was taken, so %s rows are read again to "
+                "find the place",
+                f"{known.row:,}",
+            )
+            source.uses_state, self._passes = False, Passes(source)
+            found, row = self._row_at(known.at, [known])
+            if _same_row(known, found):
+                return found, row
+        raise UserError(
+            f"the stream has changed since the checkpoint was made: its row {known.row + 1:,} is another one; restore "
+            "the data, or start a new run (init_from=... keeps the weights)"
+        )
 
     def _wanted(self, turn: int, window: Window, step: int) -> set[int]:
         """The rows of a window that this process still needs, if it goes on with every step, or, as one of several
@@ -73,6 +112,10 @@ class StreamReader:
         processes = get_worker_info()
         steps = range(step, max(step, last) + 1, processes.num_workers if processes else 1)
         return {index for each in steps for index in self._share(each).tolist()}
+
+
+def _same_row(known: Position, found: Position) -> bool:
+    return known.first is None or RowDigest(**known.first).same_as(RowDigest(**found.first))
 
 
 class StreamPlace:

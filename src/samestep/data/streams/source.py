@@ -39,6 +39,8 @@ class Position:
     """The source's own state there, if it has one."""
     length: int = 0
     """The rows of a pass, once one has ended; 0 before."""
+    first: Json = None
+    """The digest of the row there."""
 
     def to_json(self) -> dict[str, Json]:
         """For the checkpoint."""
@@ -61,11 +63,12 @@ class Source:
         self.rows = _length(data) if rows is None else rows
         if self.rows is not None and not 1 <= self.rows < ENDLESS:
             raise UserError(f"a stream has at least 1 row, but rows={self.rows}")
-        self.has_state = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+        has_both = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+        self.has_state = has_both and not _has_shuffle_buffer(data)
 
     def open(self, turn: int, state: Json = None) -> tuple[Any, Iterator[Any]]:
         """What is read from in this pass, and its rows, from the beginning or from where it had this state."""
-        data = copy.deepcopy(self.data) if self.has_state else self.data  # a state that is loaded would stay in it
+        data = copy.deepcopy(self.data) if self.has_state else self.data  # what is loaded would stay in it
         if callable(getattr(data, "set_epoch", None)):
             data.set_epoch(turn)
         if state is not None:
@@ -89,7 +92,7 @@ class Passes:
 
     def __init__(self, source: Source, moved: Callable[[], None] = lambda: None) -> None:
         """`moved` is called for each row that is read only to come to a place."""
-        self._source, self._moved = source, moved
+        self.source, self._moved = source, moved
         self._now = Position(0)
         self._rows: Iterator[Any] | None = None
         self._data: Any = None
@@ -99,7 +102,7 @@ class Passes:
     def position(self) -> Position:
         """Where the next row is."""
         self._to_next_pass()
-        if not (self._source.uses_state and self._now.row):
+        if not (self.source.uses_state and self._now.row):
             return self._now
         return replace(self._now, state=json.loads(json.dumps(self._data.state_dict())))
 
@@ -108,7 +111,7 @@ class Passes:
         ways = [self._start_of_pass(at), *(position for position in known if position.at <= at)]
         nearest = max(ways, key=lambda position: (position.at, position.state is not None))
         if self._rows is None or not nearest.at <= self._now.at <= at:
-            self._open(nearest)
+            self._open(nearest if self.source.uses_state else replace(nearest, state=None))
         self._skip_to(at)
 
     def __next__(self) -> Any:
@@ -128,7 +131,7 @@ class Passes:
     @property
     def _wanted(self) -> int:
         """The rows of a pass, as they were said to be or were found; 0: not known yet."""
-        return self._source.rows or self._now.length
+        return self.source.rows or self._now.length
 
     def _read(self) -> Any:
         assert self._rows is not None, "open the pass first"
@@ -136,7 +139,7 @@ class Passes:
             return next(self._rows, _END)
 
     def _open(self, position: Position) -> None:
-        self._data, self._rows = self._source.open(position.turn, position.state)
+        self._data, self._rows = self.source.open(position.turn, position.state)
         done = 0 if position.state is not None else position.row
         length = position.length or self._now.length
         self._now = Position(position.at - done, position.turn, position.row - done, None, length)
@@ -170,7 +173,7 @@ class Passes:
         self._now = replace(self._now, turn=self._now.turn + 1, row=0, length=found)
 
     def _refuse_length(self, found: str) -> NoReturn:
-        said = f"samestep.stream was given rows={self._source.rows}" if self._source.rows else "another pass had others"
+        said = f"samestep.stream was given rows={self.source.rows}" if self.source.rows else "another pass had others"
         raise UserError(
             f"the stream {found} in pass {self._now.turn + 1}, but {said}; give the number of its rows, the same in "
             "every pass, or, where it has no end, leave rows out and set max_steps"
@@ -194,6 +197,18 @@ def _refuse(data: Any) -> None:
             f"samestep.stream takes .tar or .jsonl files, an iterable, or a function that returns an iterator, but "
             f"was given {described(data)}"
         )
+
+
+def _has_shuffle_buffer(data: Any) -> bool:
+    """Whether a dataset of Hugging Face shuffles rows itself: those in its buffer are in no state."""
+    waiting = [getattr(data, "_ex_iterable", None)]
+    while waiting:
+        each = waiting.pop()
+        if "Shuffle" in type(each).__name__:
+            return True
+        below = [getattr(each, "ex_iterable", None), *(getattr(each, "ex_iterables", None) or ())]
+        waiting += [part for part in below if part is not None]
+    return False
 
 
 def _is_function(data: Any) -> bool:

@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 from samestep.data.augmented import Augmented
 from samestep.data.order import Order
 from samestep.data.streams.shards import ShardRows, open_shards
-from samestep.data.streams.source import ENDLESS, Passes, Source
+from samestep.data.streams.source import ENDLESS, Passes, Source, is_stream
 from samestep.data.windowed import WindowedOrder
 
 BUFFER = 1000
@@ -41,7 +41,7 @@ def stream(
         if rows is not None:
             raise UserError("shards have an index, which says how many rows they have; leave out rows")
         return open_shards([source] if isinstance(source, str | Path) else source, buffer, decode)
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+    if hasattr(source, "__getitem__") and not is_stream(source):
         raise UserError(
             f"a {type(source).__name__} has rows by index, which is better than a stream; give it to the feed as it is"
         )
