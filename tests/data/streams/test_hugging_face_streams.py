@@ -56,6 +56,7 @@ def test_it_goes_on_by_its_own_state_without_reading_again(data: Any) -> None:
     assert before.place.position.row and passes.skipped == 0 and position.at > before.place.position.at
 
 
+@pytest.mark.parametrize("data", ["json"], indirect=True)
 def test_its_own_shuffling_is_another_in_each_epoch_and_found_again(data: Any) -> None:
     shuffled = data.shuffle(seed=5, buffer_size=8)
     source = Source(shuffled, 23)
