@@ -1,10 +1,12 @@
 """How fast rows are fed: augmented rows, .tar shards and an iterable, beside torch's DataLoader on the same data.
 
+Images are JPEGs that are decoded as they are read; "light" are rows in memory with a transform that costs little.
+
 Both sides have the same rows, the same transform, the same batch and the same loader processes, and shuffle as they do.
 They take turns; a ratio above 1 means that the feed is faster. Time is that of a whole pass, with the start of the
 loader processes; CPU time is that of this process and of its loader processes. Run it with
 
-python benchmarks/feeding.py                        # --workers 0 2 --runs 5 --rows 4000 --size 64
+python benchmarks/feeding.py                        # --workers 0 2 --runs 5 --rows 4000 --size 128
 """
 
 import argparse
@@ -26,6 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from samestep import augmented, stream
+from samestep.data.augmented import takes_generator
 from samestep.data.feed import Feed
 from samestep.data.order_choice import choose_order
 from samestep.world.world import World
@@ -45,10 +48,13 @@ def crop_and_flip(sample: dict[str, Any]) -> Sample:
     return {"image": (part.float() / 255 - MEAN) / STD, "label": sample["label"]}
 
 
-def decode(row: dict[str, bytes]) -> Sample:
+def pixels(row: dict[str, bytes]) -> Tensor:
     with Image.open(io.BytesIO(row["jpg"])) as image:
-        pixels = torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
-    return {"image": (pixels.float() / 255 - MEAN) / STD, "label": torch.tensor(int(row["cls"]))}
+        return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+
+
+def decode(row: dict[str, bytes]) -> Sample:
+    return {"image": (pixels(row).float() / 255 - MEAN) / STD, "label": torch.tensor(int(row["cls"]))}
 
 
 def encoded(rows: int, size: int) -> list[dict[str, bytes]]:
@@ -75,12 +81,26 @@ def write_shards(folder: Path, rows: list[dict[str, bytes]]) -> list[Path]:
     return paths
 
 
+class Photos(Dataset):
+    """JPEGs, decoded when they are read."""
+
+    def __init__(self, files: list[dict[str, bytes]], transform: Callable[[Any], Any] | None = None) -> None:
+        self.files, self.transform = files, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {"image": pixels(self.files[index]), "label": torch.tensor(int(self.files[index]["cls"]))}
+        return self.transform(sample) if self.transform else sample
+
+
 class Images(Dataset):
     """Images in memory."""
 
     def __init__(self, rows: int, size: int, transform: Callable[[Any], Any] | None = None) -> None:
-        pixels = torch.Generator().manual_seed(0)
-        self.images = torch.randint(256, (rows, 3, size, size), generator=pixels, dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, (rows, 3, size, size), generator=generator, dtype=torch.uint8)
         self.transform = transform
 
     def __len__(self) -> int:
@@ -132,9 +152,8 @@ def of_list(rows: list[dict[str, bytes]]) -> Iterator[dict[str, bytes]]:
 def by_feed(data: Any, workers: int) -> int:
     order = choose_order(data, None, BATCH, seed=0)
     steps = order.steps_per_epoch
-    feed = Feed(data, order, World.single(), micro_rows=BATCH, length=steps, workers=workers, row_seed=0)
-    if not hasattr(data, "function"):
-        feed = Feed(data, order, World.single(), micro_rows=BATCH, length=steps, workers=workers)
+    seed = 0 if takes_generator(data) else None
+    feed = Feed(data, order, World.single(), micro_rows=BATCH, length=steps, workers=workers, row_seed=seed)
     return sum(len(batch["image"]) for step in range(steps) for batch in feed[step].batches)
 
 
@@ -157,14 +176,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--size", type=int, default=128)
     options = parser.parse_args()
     torch.set_num_threads(1)
     files = encoded(options.rows, options.size)
     with tempfile.TemporaryDirectory() as folder:
         paths = write_shards(Path(folder), files)
         pairs: dict[str, tuple[Any, Any]] = {
-            "augmented": (
+            "augmented": (augmented(Photos(files), crop_and_flip), Photos(files, crop_and_flip)),
+            "light": (
                 augmented(Images(options.rows, options.size), crop_and_flip),
                 Images(options.rows, options.size, crop_and_flip),
             ),

@@ -1,10 +1,8 @@
 """Train on a stream: images in .tar shards, validated on rows that a function yields. Try it with
 
 samestep train examples/stream.py
-samestep train examples/stream.py --shards "/data/digits-*.tar"    # KEY.image (64 bytes) and KEY.digit (one character)
+samestep train examples/stream.py --shards "/data/*.tar"    # of KEY.image (64 bytes) and KEY.digit (one character)
 samestep verify examples/stream.py
-
-A dataset of torch with __iter__, and one of Hugging Face with streaming=True, are given to the feed in the same way.
 """
 
 import io
@@ -27,7 +25,7 @@ class Digits(Config):
     """Classify digits that come as a stream."""
 
     shards: str = ""
-    """The .tar files, such as "/data/digits-*.tar"; empty: made here."""
+    """The .tar files, such as "/data/*.tar"; empty: made here."""
     images: int = 4000
     """How many are made."""
     buffer: int = 500
@@ -49,10 +47,10 @@ def write_shards(folder: Path, images: int, most: int = 1000) -> None:
     folder.mkdir()
     drawn = list(draw(images, seed=1))
     for first in range(0, images, most):
-        with tarfile.open(folder / f"digits-{first // most:03}.tar", "w") as tar:
-            for number, (image, digit) in enumerate(drawn[first : first + most], first):
+        with tarfile.open(folder / f"{first:06}.tar", "w") as tar:
+            for number, (image, digit) in enumerate(drawn[first : first + most]):
                 for name, content in (("image", image.numpy().tobytes()), ("digit", str(digit).encode())):
-                    member = tarfile.TarInfo(f"{number:06}.{name}")
+                    member = tarfile.TarInfo(f"{first + number:06}.{name}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
 
@@ -85,7 +83,7 @@ def build(bench: Bench) -> Fit:
     return Fit(bench.learner(nn.Sequential(*layers)), feed, loss, validation=bench.evaluation_feed(stream(held_out)))
 
 
-default = {"global_batch_size": 64, "batch_size": 64, "epochs": 4, "learning_rate": 0.003}
+default = {"global_batch_size": 64, "batch_size": 64, "epochs": 6, "learning_rate": 0.01}
 small = {"images": 43, "buffer": 20, "global_batch_size": 10, "batch_size": 4, "max_steps": 8}
 stages = [Stage("train", build, validate=Fit.validate, best=("val/nll", "min"))]
 recipe = Recipe(Digits, stages=lambda config: stages, presets={"default": default, "verify": small})

@@ -6,7 +6,6 @@ epoch and the index. `augmented` makes such rows of others and of a function tha
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,19 +68,20 @@ class Augmented:
         return len(self.rows)
 
     def __getitem__(self, index: int, random: np.random.Generator) -> Any:
-        row = type(self.rows).__getitem__(self.rows, index, random) if self._takes_generator else self.rows[index]
-        with self._seeded(random):
-            return self.function(row)
+        return self.sample(index, lambda: random)
 
-    @contextmanager
-    def _seeded(self, random: np.random.Generator) -> Iterator[None]:
-        """The function's own generators seeded for the row, and put back."""
+    def sample(self, index: int, make_generator: Callable[[], np.random.Generator]) -> Any:
+        """A row, whose generator is only made if there is something to draw from it."""
         generators = self._find_generators()
+        if not generators and not self._takes_generator:
+            return self.function(self.rows[index])
+        random = make_generator()
+        row = type(self.rows).__getitem__(self.rows, index, random) if self._takes_generator else self.rows[index]
         states = [each.state() for each in generators]
         for each in generators:
             each.seed(int(random.integers(1 << 32)))
         try:
-            yield
+            return self.function(row)
         finally:
             for each, state in zip(generators, states):
                 each.restore(state)

@@ -135,6 +135,7 @@ class Feed:
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world, self._count = world, count
         self._steps = Steps(rows, order, world, micro_rows, count, collate, row_seed)
+        self._steps.moved = world.activity.made_progress
         self.place = self._steps.place
         """How far it is in its stream, if its rows come from one that can only be read in order."""
         self._load = loader(self._steps, length, workers, prefetch, pin=world.device.type == "cuda")

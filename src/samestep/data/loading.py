@@ -20,10 +20,10 @@ from samestep.core.errors import UserError
 from samestep.core.json_files import Json
 from samestep.core.open_files import PER_BATCH, PER_WORKER, require_open_files
 from samestep.core.parent import kill_with_parent
-from samestep.data.augmented import takes_generator
+from samestep.data.augmented import Augmented, takes_generator
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
-from samestep.data.random_state import generator_of_row, random_state_kept, seed_for_row
+from samestep.data.random_state import generator_of_row, random_state_kept, seed_for_row, words_of_rows
 from samestep.data.streams.reading import StreamPlace, StreamReader
 from samestep.data.streams.stream import over, stream_of
 from samestep.data.worker_queue import LoaderContext, naming_worker_failures, print_no_lost_connections, resource_error
@@ -71,13 +71,21 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
 def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
     a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards."""
-    read: Any = type(rows).__getitem__ if takes_generator(rows) else None
-    samples = []
+    samples, read = [], _keyed_reader(rows)
     with random_state_kept():
-        for epoch, index in ids.tolist():
-            seed_for_row(seed, epoch, index)
-            samples.append(read(rows, index, generator_of_row(seed, epoch, index)) if read else rows[index])
+        for (epoch, index), words in zip(ids.tolist(), words_of_rows(seed, ids)):
+            seed_for_row(*words)
+            samples.append(read(index, partial(generator_of_row, seed, epoch, index)))
     return samples
+
+
+def _keyed_reader(rows: Rows) -> Callable[[int, Callable[[], np.random.Generator]], Any]:
+    """Reads a row by its index, with a function that makes its generator: to make one takes longer than many rows."""
+    if isinstance(rows, Augmented):
+        return rows.sample
+    if takes_generator(rows):
+        return lambda index, make: type(rows).__getitem__(rows, index, make())  # type: ignore[call-arg]
+    return lambda index, _: rows[index]
 
 
 @dataclass
@@ -174,6 +182,8 @@ class Steps(Dataset):
         self._reader: StreamReader | None = None
         self.place = StreamPlace() if self._stream is not None else None
         """Of a stream: where to begin."""
+        self.moved: Callable[[], None] = lambda: None
+        """Called while rows of a stream are read again, to show the watchdog that there is progress."""
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)
@@ -189,7 +199,7 @@ class Steps(Dataset):
         """What the rows of a step are read from, and for a stream where that begins."""
         if self._stream is not None:
             if self._reader is None:
-                self._reader = StreamReader(self._stream.source, self.order, self._share_of)
+                self._reader = StreamReader(self._stream.source, self.order, self._share_of, self.moved)
             known = self.place.position if self.place is not None else None
             found, begins = self._reader.read(step, int(ids[0, 0]), known)
             return over(self.rows, self._stream.given(found)), begins.to_json()

@@ -35,7 +35,9 @@ class Divided(Numbers):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        return iter([row for n, row in enumerate(super().__iter__()) if info is None or n % info.num_workers == info.id])
+        return iter(
+            [row for n, row in enumerate(super().__iter__()) if info is None or n % info.num_workers == info.id]
+        )
 
 
 class Stateful(Numbers):
@@ -259,7 +261,9 @@ def test_augmented_rows_draw_by_epoch_and_row(size: int, workers: int) -> None:
     made = augmented(numbers, jitter)
     whole = rows_seen(feed_of(augmented(stream(numbers, buffer=6, rows=23), jitter)), range(8))
     again = augmented(stream(numbers, buffer=6, rows=23), jitter)
-    parts = [rows_seen(feed_of(again, size=size, rank=rank, workers=workers, length=8), range(8)) for rank in range(size)]
+    parts = [
+        rows_seen(feed_of(again, size=size, rank=rank, workers=workers, length=8), range(8)) for rank in range(size)
+    ]
     assert {key: x for part in parts for key, x in part.items()} == whole
     assert len({x - index for (_, _, index), x in whole.items()}) == len(whole)
     assert as_rows(made).rows.buffer == 1000, "a function is a stream under it too"

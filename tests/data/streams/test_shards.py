@@ -25,7 +25,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_row_is_all_members_of_one_key(tmp_path: Path) -> None:
-    members = [("a/1.seg.png", b"mask"), ("a/1.txt", b"one"), ("b/1.txt", b""), ("b/._1.txt", b"of macOS"), ("2.x", b"2")]
+    members = [("a/1.seg.png", b"mask"), ("a/1.txt", b"one"), ("b/1.txt", b""), ("b/._1.txt", b"macOS")]
+    members.append(("2.x", b"2"))
     path = write_tar(tmp_path / "x.tar", members)
     with tarfile.open(path, "a") as tar:
         folder = tarfile.TarInfo("c")
@@ -105,7 +106,7 @@ def sparse(folder: Path) -> Path:
     [
         (lambda f: cut(make_tars(f, [4])[0], 700), "part-000.tar is damaged|is cut short"),
         (lambda f: cut(make_tars(f, [4])[0], 1400), "is cut short: its end is missing"),
-        (lambda f: cut(make_tars(f, [4])[0], 1536), "is damaged .unexpected end of data"),
+        (lambda f: cut(make_tars(f, [4])[0], 1536), "is cut short inside 000000.json"),
         (lambda f: cut(make_tars(f, [4])[0], 8 * 1024), "is cut short: its end is missing"),
         (lambda f: cut(make_tars(f, [4])[0], 0), "is damaged"),
         (lambda f: write_tar(f / "x.tar", [("a.x", b"1"), ("b.x", b"2"), ("a.y", b"3")]), "two samples with the key a"),

@@ -35,10 +35,13 @@ class _HeldWindow:
 class StreamReader:
     """The rows of one feed in this process."""
 
-    def __init__(self, source: Source, order: Order, share: Callable[[int], np.ndarray]) -> None:
-        """`share` gives the rows of a step that this rank reads, by their numbers in the epoch."""
-        self._order, self._share = order, share
-        self._passes = Passes(source)
+    def __init__(
+        self, source: Source, order: Order, share: Callable[[int], np.ndarray], moved: Callable[[], None]
+    ) -> None:
+        """`share` gives the rows of a step that this rank reads, by their numbers in the epoch; `moved` is called while
+        rows are read again to find a place."""
+        self._order, self._share, self._moved = order, share, moved
+        self._passes = Passes(source, moved)
         self._held: dict[tuple[int, Window], _HeldWindow] = {}
         self._is_known_checked = False
 
@@ -96,7 +99,7 @@ class StreamReader:
                 "find the place",
                 f"{known.row:,}",
             )
-            source.uses_state, self._passes = False, Passes(source)
+            source.uses_state, self._passes = False, Passes(source, self._moved)
             found, row = self._row_at(known.at, [known])
             if _same_row(known, found):
                 return found, row

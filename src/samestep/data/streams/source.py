@@ -93,7 +93,7 @@ class Passes:
     def __init__(self, source: Source, moved: Callable[[], None] = lambda: None) -> None:
         """`moved` is called for each row that is read only to come to a place."""
         self.source, self._moved = source, moved
-        self._now = Position(0)
+        self._at = self._turn = self._row = self._length = 0  # as in Position
         self._rows: Iterator[Any] | None = None
         self._data: Any = None
         self.skipped = 0
@@ -102,15 +102,15 @@ class Passes:
     def position(self) -> Position:
         """Where the next row is."""
         self._to_next_pass()
-        if not (self.source.uses_state and self._now.row):
-            return self._now
-        return replace(self._now, state=json.loads(json.dumps(self._data.state_dict())))
+        uses_state = self.source.uses_state and self._row
+        state = json.loads(json.dumps(self._data.state_dict())) if uses_state else None
+        return Position(self._at, self._turn, self._row, state, self._length)
 
     def seek(self, at: int, known: list[Position]) -> None:
         """Go to a place by the shortest way: from here, from a known position, or from the start of its pass."""
         ways = [self._start_of_pass(at), *(position for position in known if position.at <= at)]
         nearest = max(ways, key=lambda position: (position.at, position.state is not None))
-        if self._rows is None or not nearest.at <= self._now.at <= at:
+        if self._rows is None or not nearest.at <= self._at <= at:
             self._open(nearest if self.source.uses_state else replace(nearest, state=None))
         self._skip_to(at)
 
@@ -118,37 +118,40 @@ class Passes:
         """The next row, of whichever pass."""
         self._to_next_pass()
         if self._rows is None:
-            self._open(self._now)
-        row, now = self._read(), self._now
+            self._open(Position(self._at, self._turn, 0, None, self._length))
+        row = self._read()
         if row is _END:
             self._end_pass()
             return next(self)
-        self._now = replace(now, at=now.at + 1, row=now.row + 1)
-        if self._now.row == self._wanted and self._read() is not _END:
+        self._at += 1
+        self._row += 1
+        if self._row == self._wanted and self._read() is not _END:
             self._refuse_length(f"has more than {self._wanted:,} rows")
         return row
 
     @property
     def _wanted(self) -> int:
         """The rows of a pass, as they were said to be or were found; 0: not known yet."""
-        return self.source.rows or self._now.length
+        return self.source.rows or self._length
 
     def _read(self) -> Any:
         assert self._rows is not None, "open the pass first"
+        if torch_worker._worker_info is None:
+            return next(self._rows, _END)
         with whole_stream():
             return next(self._rows, _END)
 
     def _open(self, position: Position) -> None:
         self._data, self._rows = self.source.open(position.turn, position.state)
         done = 0 if position.state is not None else position.row
-        length = position.length or self._now.length
-        self._now = Position(position.at - done, position.turn, position.row - done, None, length)
+        self._at, self._turn, self._row = position.at - done, position.turn, position.row - done
+        self._length = position.length or self._length
         self._skip_to(position.at)
-        if self._now.turn != position.turn:
+        if self._turn != position.turn:
             self._refuse_length(f"has fewer than the {position.row:,} rows that were read of it before")
 
     def _skip_to(self, at: int) -> None:
-        while self._now.at < at:
+        while self._at < at:
             next(self)
             self.skipped += 1
             self._moved()
@@ -158,25 +161,24 @@ class Passes:
         return Position(at - at % self._wanted, at // self._wanted) if self._wanted else Position(0)
 
     def _to_next_pass(self) -> None:
-        if self._now.row and self._now.row == self._wanted:
+        if self._row and self._row == self._wanted:
             self._rows = None
-            self._now = replace(self._now, turn=self._now.turn + 1, row=0)
+            self._turn, self._row = self._turn + 1, 0
 
     def _end_pass(self) -> None:
         """The source has no more rows: the first pass of a length that nobody told, or too short a one."""
-        found = self._now.row
-        if not found:
+        if not self._row:
             raise UserError("the stream has no rows; look at its files and filters")
         if self._wanted:
-            self._refuse_length(f"ended after {found:,} rows")
-        self._rows = None
-        self._now = replace(self._now, turn=self._now.turn + 1, row=0, length=found)
+            self._refuse_length(f"ended after {self._row:,} rows")
+        self._length = self._row
+        self._to_next_pass()
 
     def _refuse_length(self, found: str) -> NoReturn:
         said = f"samestep.stream was given rows={self.source.rows}" if self.source.rows else "another pass had others"
         raise UserError(
-            f"the stream {found} in pass {self._now.turn + 1}, but {said}; give the number of its rows, the same in "
-            "every pass, or, where it has no end, leave rows out and set max_steps"
+            f"the stream {found} in pass {self._turn + 1}, but {said}; give the number of its rows, the same in every "
+            "pass, or, where it has no end, leave rows out and set max_steps"
         )
 
 
