@@ -81,9 +81,9 @@ class _ChosenRows(Dataset):
 
     def __init__(self, rows: Rows, options: ReadOptions) -> None:
         whole = stream_of(rows)
-        rows = rows if whole is None else over(rows, whole.first())
-        self._rows, self._options = rows, options
-        self._reads_batches = options.collate is None and not options.keyed_random and gives_batches(rows)
+        self._rows: Rows = rows if whole is None else over(rows, whole.first())
+        self._options = options
+        self._reads_batches = options.collate is None and not options.keyed_random and gives_batches(self._rows)
 
     def __getitem__(self, is_digest_wanted: bool) -> RowDigest:
         batches = list(self._batches())

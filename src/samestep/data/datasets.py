@@ -58,7 +58,8 @@ def as_rows(data: Any) -> Rows:
     if kinds & {"datasets.dataset_dict.DatasetDict", "datasets.dataset_dict.IterableDatasetDict"}:
         raise UserError(f"choose one split of the dataset, such as data[{next(iter(data), 'train')!r}]")
     if isinstance(data, Augmented) and stream_of(data) is None:
-        return data.over(as_rows(data.rows))
+        augmented: Any = data.over(as_rows(data.rows))
+        return augmented
     if isinstance(data, DataLoader):
         raise UserError(
             "give the feed the dataset itself (loader.dataset), not a DataLoader; the feed makes the batches, in "

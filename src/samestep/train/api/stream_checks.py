@@ -1,5 +1,7 @@
 """What must be known of a stream before the first step: that it can be replayed, alike on all ranks, and its length."""
 
+from typing import Any
+
 from samestep.core.errors import UserError
 from samestep.data.chosen_rows import ReadOptions
 from samestep.data.loading import Rows, read_in_worker
@@ -42,7 +44,7 @@ def check_stream(rows: Rows, name: str, world: World, reading: ReadOptions) -> N
         return
     probe = StreamProbe(stream.source)
 
-    def look() -> dict:
+    def look() -> Any:
         try:
             return _read(probe, reading.in_worker)
         except RandomStream as random:
@@ -60,6 +62,6 @@ def check_stream(rows: Rows, name: str, world: World, reading: ReadOptions) -> N
     stream.source.uses_state = all(each["uses_state"] for each in found)
 
 
-def _read(dataset: StreamProbe | StreamCount, in_worker: bool) -> dict | int:
+def _read(dataset: StreamProbe | StreamCount, in_worker: bool) -> Any:
     """In a process of its own where rows are read by workers: what a stream opens must not be open here."""
     return read_in_worker(dataset, 0) if in_worker else dataset[0]
