@@ -18,8 +18,8 @@ from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.loading import read_in_worker
 from samestep.data.order_choice import choose_order
 from samestep.data.streams.probe import RandomStream, StreamCount, StreamProbe
-from samestep.data.streams.source import Passes, Position, Source
-from samestep.train.api.stream_checks import check_stream, count_stream, require_length
+from samestep.data.streams.source import ENDLESS, Passes, Position, Source
+from samestep.train.api.stream_checks import check_stream, count_stream, training_rows
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
 
@@ -229,9 +229,8 @@ def test_a_stream_that_rank_and_process_see_differently_is_refused() -> None:
 
 def test_how_long_a_stream_is_has_to_be_known() -> None:
     with pytest.raises(UserError, match=r"set max_steps, or give the feed samestep.stream\(data, rows=...\)"):
-        require_length(augmented(stream(numbers), dict), None)
-    require_length(stream(numbers), 10)
-    require_length(stream(numbers, rows=23), None)
+        training_rows(augmented(stream(numbers), dict), None)
+    assert training_rows(stream(numbers), 10) == ENDLESS and training_rows(stream(numbers, rows=23), None) == 23
 
     class Sized(Numbers):
         def __len__(self) -> int:

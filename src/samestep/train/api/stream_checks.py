@@ -11,14 +11,15 @@ from samestep.data.streams.stream import stream_of
 from samestep.world.world import World
 
 
-def require_length(rows: Rows, max_steps: int | None) -> None:
-    """Refuse a stream to train on of which nobody has said how long it is, or how long training is."""
+def training_rows(rows: Rows, max_steps: int | None) -> int:
+    """The rows of an epoch; refuses a stream of which nobody has said how long it is, or how long training is."""
     stream = stream_of(rows)
     if stream is not None and stream.source.rows is None and max_steps is None:
         raise UserError(
             "nobody has told how many rows the stream has, so how long training is; set max_steps, or give the feed "
             "samestep.stream(data, rows=...) with the rows of an epoch"
         )
+    return len(rows)
 
 
 def count_stream(rows: Rows, world: World, in_worker: bool) -> None:
