@@ -141,6 +141,8 @@ class Feed:
         self._load = loader(self._steps, length, workers, prefetch, pin=world.device.type == "cuda")
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
+        self.is_tracked = track is not None
+        """Whether passes over all steps are shown, as those of a validation are."""
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
         self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
         self._seconds_per_load = 0.0

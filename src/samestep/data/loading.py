@@ -200,8 +200,7 @@ class Steps(Dataset):
         if self._stream is not None:
             if self._reader is None:
                 self._reader = StreamReader(self._stream.source, self.order, self._share_of, self.moved)
-            known = self.place.position if self.place is not None else None
-            found, begins = self._reader.read(step, int(ids[0, 0]), known)
+            found, begins = self._reader.read(step, int(ids[0, 0]), self.place.begin if self.place else None)
             return over(self.rows, self._stream.given(found)), begins.to_json()
         return (self.rows.of_step(step, ids[:, 1]) if hasattr(self.rows, "of_step") else self.rows), None
 

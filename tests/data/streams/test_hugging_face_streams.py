@@ -50,10 +50,9 @@ def test_it_goes_on_by_its_own_state_without_reading_again(data: Any) -> None:
     after.place.load_state_dict(before.place.state_dict())
     rest = rows_seen(after, range(4, 10))
     assert rest == {key: x for key, x in whole.items() if key in rest} and rest
-    position = after.place.position
-    passes = Passes(made.source)
-    passes.seek(before.place.position.at, [before.place.position])
-    assert before.place.position.row and passes.skipped == 0 and position.at > before.place.position.at
+    begin, passes = after.place.begin, Passes(made.source)
+    passes.seek(begin.at, [begin])
+    assert begin.row and passes.skipped == 0 and after.place.now["at"] > begin.at
 
 
 @pytest.mark.parametrize("data", ["json"], indirect=True)

@@ -94,7 +94,7 @@ def test_a_resumed_feed_goes_on_at_another_number_of_ranks(
         seen |= part
     assert seen == {key: x for key, x in whole.items() if key[0] >= step}
     is_said = "rows are read again to find the place" in caplog.text
-    assert is_said == (kind is Numbers and before.place.position.row > 0)
+    assert is_said == (kind is Numbers and before.place.now["row"] > 0)
 
 
 def test_a_state_saves_reading() -> None:
@@ -139,6 +139,12 @@ def test_a_stream_that_has_changed_since_the_checkpoint_is_refused() -> None:
     after.place.load_state_dict(before.place.state_dict())
     with pytest.raises(UserError, match="the stream has changed since the checkpoint was made: its row"):
         after[4]
+
+
+def test_no_row_is_read_twice_in_a_launch() -> None:
+    Stateful.given = 0
+    rows_seen(feed_of(stream(Stateful(200), buffer=6, rows=200)), range(39))
+    assert Stateful.given <= 200 + 6
 
 
 def test_a_feed_may_be_asked_for_any_step() -> None:

@@ -126,7 +126,9 @@ class StreamPlace:
 
     def __init__(self) -> None:
         self.now: dict[str, Json] | None = None
-        """Where a resumed run would begin to read; None before the first step."""
+        """Where a run that is resumed after this step would begin to read; None before the first step."""
+        self.begin: Position | None = None
+        """Where this launch begins, if it goes on with a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -135,12 +137,9 @@ class StreamPlace:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin there."""
         self.now = state["position"]
-        if self.position is not None and self.position.row and self.position.state is None:
+        self.begin = Position(**self.now) if self.now is not None else None
+        if self.begin is not None and self.begin.row and self.begin.state is None:
             logger.warning(
                 "the stream has no index and no state of its own, so %s rows are read again to find the place",
-                f"{self.position.row:,}",
+                f"{self.begin.row:,}",
             )
-
-    @property
-    def position(self) -> Position | None:
-        return Position(**self.now) if self.now is not None else None

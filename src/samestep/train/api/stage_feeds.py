@@ -67,8 +67,8 @@ class StageFeeds:
         return feed
 
     def places(self) -> dict[str, StreamPlace]:
-        """How far the feeds of streams are, by name, for the checkpoint."""
-        places = [feed.place for feed in self.made if feed.place is not None]
+        """How far the training feeds of streams are, by name, for the checkpoint."""
+        places = [feed.place for feed in self.made if feed.place is not None and not feed.is_tracked]
         return {f"place in stream {number}": place for number, place in enumerate(places, 1)}
 
     def check(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
