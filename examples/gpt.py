@@ -51,17 +51,15 @@ def read(file: str) -> bytes:
     return Path(file).read_bytes() if file else "\n\n".join(passages).encode()
 
 
-def count(batch: Batch) -> dict[str, Tensor]:
-    return {"nll": (batch["tokens"][:, 1:] != 0).sum(1)}  # the mean is over bytes; 0 is padding
-
-
 def loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     logits, wanted = model(batch["tokens"][:, :-1]).transpose(1, 2), batch["tokens"][:, 1:]
     return {"nll": nn.functional.cross_entropy(logits, wanted, ignore_index=0, reduction="none").sum(1)}
 
 
 def build(bench: Bench) -> Fit:
-    config, options = bench.config, {"pad": {"tokens": 0}, "count": count}
+    config: Gpt = bench.config
+    # The loss is a mean over bytes, also where a row is shorter; 0 is padding, since no text has this byte.
+    options = {"pad": {"tokens": 0}, "count": lambda batch: {"nll": (batch["tokens"][:, 1:] != 0).sum(1)}}
     text = torch.tensor(list(read(config.text)))
     starts = range(0, len(text) - 1, config.context)  # a row begins with the last byte of the one before
     rows = [{"tokens": text[start : start + config.context + 1]} for start in starts]
@@ -85,6 +83,7 @@ def write(task: Fit, bench: Bench) -> None:
 
 tiny = {"network": {"d_model": 8, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 16}, "context": 32, "text": __file__}
 small = {**tiny, "writing.max_new_tokens": 8, "global_batch_size": 10, "batch_size": 4, "max_steps": 8}
-default = {"global_batch_size": 8, "batch_size": 8, "epochs": 4, "learning_rate": 3e-3, "warmup_ratio": 0.05}
+fast = {"optimizer": "muon", "learning_rate": 0.01, "warmup_ratio": 0.05}
+default = {**fast, "global_batch_size": 8, "batch_size": 8, "epochs": 6}
 stages = [Stage("gpt", build, validate=Fit.validate, best=("val/bits_per_byte", "min"), finish=write)]
 recipe = Recipe(config=Gpt, stages=lambda config: stages, presets={"default": default, "verify": small})

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from sysconfig import get_path
 from zlib import crc32
 
 import torch
@@ -68,7 +69,7 @@ def f1_scores(found: dict[str, Tensor]) -> dict[str, float]:
 
 def build(bench: Bench) -> Fit:
     train, held_out = list[Batch](), list[Batch]()
-    for number, module in enumerate(sorted(Path(ast.__file__).parent.glob("[!_]*.py"))[: bench.config.modules]):
+    for number, module in enumerate(sorted(Path(get_path("stdlib")).glob("[!_]*.py"))[: bench.config.modules]):
         (train if number % 5 else held_out).extend(rows(module.read_text(encoding="utf-8")))
     rarity = len(train) / torch.tensor([row["kind"] for row in train]).bincount().double()
 
