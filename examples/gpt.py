@@ -1,6 +1,6 @@
 """Train a small GPT on the bytes of a text, from scratch, and let it write at the end. Try it with
 
-samestep train examples/gpt.py --nproc 2              # Python's documentation
+samestep train examples/gpt.py --nproc 2      # Python's documentation: four minutes of CPU time in all
 samestep train examples/gpt.py --text my.txt --network.n_layers 6 --epochs 20 --prompt "Once upon a time"
 samestep verify examples/gpt.py
 """
