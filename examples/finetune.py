@@ -73,7 +73,7 @@ def loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 def write(task: Fit, bench: Bench) -> None:
     model, ids = open_model(bench), torch.zeros(1, 2, dtype=torch.long)
-    prompt = model.prompt(bench.config.prompt)
+    prompt = model.begin(bench.config.prompt)
     generator = LocalGenerator.of(
         bench, "write", GenerationConfig(max_new_tokens=40), eos=model.eos, pad=model.pad, forbidden=model.forbidden
     )
