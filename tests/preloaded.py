@@ -1,5 +1,5 @@
 """What the server that all workers are forked from has done before them, so that none of them does it again: its
-imports, and composing a configuration once, which imports the reader of YAML.
+imports, composing a configuration once, which imports the reader of YAML, and reading Python's documentation.
 
 None of it is garbage: a collection in a worker, which would copy the memory of all these objects, leaves them out.
 """
@@ -21,6 +21,7 @@ MODULES = (
     "samestep.recipes.mdlm",
     "torch.utils.tensorboard",
     "torch._dynamo",
+    "gemmi",
     "peft",  # with transformers: some tests need them, and each of their workers would take seconds
 )
 
@@ -32,3 +33,8 @@ with uncollected_imports():
     from samestep.train.record.config import Config
 
     compose(Config)
+    with suppress(ImportError):
+        from samestep.recipes.distill.python_docs import python_docs
+        from samestep.recipes.gan.data import pydoc_records
+
+        python_docs(), pydoc_records()
