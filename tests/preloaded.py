@@ -7,6 +7,7 @@ None of it is garbage: a collection in a worker, which would copy the memory of 
 from contextlib import suppress
 from importlib import import_module
 
+from disk_waits import skip_disk_waits
 from samestep.core.imports import uncollected_imports
 
 MODULES = (
@@ -25,6 +26,7 @@ MODULES = (
     "peft",  # with transformers: some tests need them, and each of their workers would take seconds
 )
 
+skip_disk_waits()
 with uncollected_imports():
     for name in MODULES:
         with suppress(ImportError):
