@@ -21,7 +21,7 @@ LINES = {
     "sine": 60,
     "gan": 60,
     "preference": 60,
-    "finetune": 60,
+    "finetune": 90,
     "teacher": 70,
     "own_loop": 35,
     "porting/hf_trainer_before": 40,
@@ -32,6 +32,8 @@ LINES = {
     "porting/lightning_after": 50,
     "image_classifier": 90,
     "stream": 90,
+    "gpt": 90,
+    "sequence_classifier": 90,
 }
 """How long each may be, so that the guide stays short."""
 TEXTS = "\n\n".join(
@@ -65,7 +67,7 @@ def trained(folder: Path, name: str, *args: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "stream"])
+@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "finetune", "stream"])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
 
