@@ -12,7 +12,7 @@ from typing import Any
 
 from samestep.core.config.no_effect import Given, NoEffect, check_no_effect
 from samestep.train.api.recipe import Recipe, Stage, no_validation
-from samestep.train.record.config import Config
+from samestep.train.record.config import AUTO, Config
 from samestep.world.watchdog.limits import ACTIVITIES
 
 LIMITS = tuple(f"watch.{activity}" for activity in ACTIVITIES)
@@ -29,7 +29,7 @@ OF_ALL_RUNS: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         "batch_size",
-        lambda c: c.global_batch_size is not None and c.batch_size > c.global_batch_size,
+        lambda c: c.global_batch_size is not None and c.batch_size != AUTO and c.batch_size > c.global_batch_size,
         "a step has no more rows than global_batch_size says; set that for a larger batch, or leave it out",
     ),
     NoEffect(

@@ -31,10 +31,13 @@ from samestep.train.learner.learned_network import LearnedNetwork
 from samestep.train.learner.loss_calls import LossCalls
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.preparation import Choices
+from samestep.train.learner.size_trial import SizeTrial, repeated
 from samestep.train.learner.skipped_steps import SkippedSteps
 from samestep.train.logging.metrics import Metric, Metrics
 from samestep.world.world import World
 
+Gradients = tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]
+"""What passes over micro-batches return, beside gradients: this rank's sums per term, and its rows."""
 ROUNDING_SCALE = 3.0
 """A scale of the backward pass under which every number type rounds differently, as it does at 3 ranks."""
 
@@ -92,6 +95,8 @@ class Learner(LearnedNetwork):
         self.first_step = FirstStepNotes()
         self.kept_weights: list[tuple[str, Any]] = []
         """What keeps other weights of it, which the task's state must have too: what it is, and itself."""
+        self.size_trial: SizeTrial | None = None
+        """While it is there, updates try sizes of micro-batches in place of what they do."""
         self._loop_step, self._rate = step, rate
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
@@ -112,6 +117,8 @@ class Learner(LearnedNetwork):
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         micro_batches = for_update(micro_batches)
+        if self.size_trial is not None:
+            return self._try_sizes(self.size_trial, micro_batches, lambda rows: self._backward(rows, loss, mix), mix)
         with self._rows_known(micro_batches):
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
@@ -122,18 +129,21 @@ class Learner(LearnedNetwork):
     ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         micro_batches = for_update(micro_batches)
-        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls)
+        alone = self.size_trial is not None
+        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls, alone)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
             return weigh(self.name, rows, count, micro_batches, trained_terms(self.name, rows, mix))
 
-        def backward() -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        def backward(rows: MicroBatches) -> Gradients:
             with self._preparation.attention():
-                return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
+                return coupled.backward(rows, embed, couple, weighed, self._gradient_scale())
 
+        if self.size_trial is not None:
+            return self._try_sizes(self.size_trial, micro_batches, backward, mix)
         with self._rows_known(micro_batches):
-            self._begin_update(micro_batches, embed, backward)
-            sums, rows = backward()
+            self._begin_update(micro_batches, embed, partial(backward, micro_batches))
+            sums, rows = backward(micro_batches)
         return self._finish_update(micro_batches, sums, rows, mix)
 
     def _finish_update(
@@ -166,14 +176,41 @@ class Learner(LearnedNetwork):
         self._drop_gradients()  # another learner's loss may have left some
         self._batch_norms.restart()
 
-    def _backward(
-        self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None
-    ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
+    def _try_sizes(
+        self,
+        trial: SizeTrial,
+        micro_batches: MicroBatches,
+        backward: Callable[[MicroBatches], Gradients],
+        mix: Mix | None,
+    ) -> Metrics:
+        """In place of an update: how many rows fit. Nothing of it stays; the metrics are those of such an update."""
+        found: list[Mapping[str, Tensor]] = []
+
+        def passes(size: int) -> None:
+            # A second one has the gradients of the first in memory.
+            is_whole = size >= trial.share and len(micro_batches.batches) == 1
+            rows = repeated(micro_batches, size, 1 if is_whole else 2, self.world)
+            try:
+                with self._rows_known(rows), self.loss_calls.unchecked():
+                    found.append(backward(rows)[0])
+            finally:
+                self._drop_gradients()
+                self._batch_norms.restart()
+
+        gradients = sum(local(parameter).nbytes for _, parameter in self._trained)
+        warm_up(self._parallel.inner, partial(trial.try_passes, passes, gradients))
+        trained = trained_terms(self.name, found[0], mix)
+        if not any(micro_batches.weight(term) for term in trained):
+            return {}
+        zero, rate = torch.zeros((), device=self.world.device), self._rate(self._step_now())
+        return update_metrics(self.name, micro_batches, found[0], trained, norm=zero, bad=zero, rate=rate)
+
+    def _backward(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None) -> Gradients:
         """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
         all_sums, all_rows = [], []
         for number, batch in enumerate(micro_batches.batches):
             self.world.activity.made_progress()
-            last = number == len(micro_batches.batches) - 1
+            last = number == len(micro_batches.batches) - 1 and self.size_trial is None
             with self._parallel.syncing(last), self._preparation.attention():
                 self._parallel.called = False
                 with self._autocast():
@@ -201,6 +238,16 @@ class Learner(LearnedNetwork):
             sums = [values.float().sum() for values in trained if values.requires_grad]
             if sums:
                 reduce(add, sums).backward()
+
+    @property
+    def needs_whole_share(self) -> bool:
+        """Whether a rank's share of a global batch must be one micro-batch (see batch_norm.py)."""
+        return bool(self._batch_norms) and self._batch_norms.rows is None
+
+    @property
+    def memory_to_come(self) -> int:
+        """Bytes of the optimizer's state that are not allocated yet."""
+        return self._optimizer.memory_to_come
 
     @property
     def rows_together(self) -> int:
