@@ -42,13 +42,18 @@ class SizeTrial:
         these take, however many rows there are."""
         sizes = [size for size in sizes_of(self.share, self.together) if size <= (self.rows or self.share)]
         at_rest = max(self.world.gather((self.memory.used() + gradients + self.reserved) / self.memory.limit))
-        first = self._try(passes, sizes[0])
-        if first is None:
+        taken, too_many = {0: at_rest}, self.share + 1
+        for size in reversed(sizes[:2]):  # some networks, such as with batch norms, cannot train on a single row
+            first = self._try(passes, size)
+            if first is not None and (first <= 1 or size == sizes[0]):
+                taken[size] = first
+                break
+            too_many = size
+        else:
             raise OutOfMemory(
                 f"out of memory with a micro-batch of {sizes[0]}, and there is no smaller one; use a smaller model, "
                 "shorter rows, or distributed.strategy=fsdp"
             )
-        taken, too_many = {0: at_rest, sizes[0]: first}, self.share + 1
         while chosen := self._next(sizes, taken, too_many):
             now = self._try(passes, chosen)
             if now is None or now > 1:

@@ -78,12 +78,13 @@ def _largest(ready: ReadyStage) -> tuple[int, str]:
 
 def _try_step(ready: ReadyStage, trial: SizeTrial) -> None:
     """One step of the task, whose updates try sizes."""
-    bench, feeds = ready.bench, ready.bench.feeds.made
-    made = len(feeds)
+    bench, feeds = ready.bench, ready.bench.feeds
     with dry_run(ready) as stack:
-        stack.callback(lambda: feeds.__delitem__(slice(made, None)))  # those that the step itself makes
-        for feed in feeds:
-            stack.enter_context(feed.one_row())
+        made, evaluations = list(feeds.made), list(feeds.evaluations)
+        for feed in made:
+            stack.enter_context(feed.cut() if feed in evaluations else feed.one_row())
+        stack.callback(setattr, feeds, "made", made)  # without those that the step itself makes
+        stack.callback(setattr, feeds, "evaluations", evaluations)
         for learner in bench.learners:
             learner.size_trial = trial
             stack.callback(setattr, learner, "size_trial", None)
