@@ -47,7 +47,7 @@ def test_on_two_ranks_it_is_what_fits_both_and_the_same_run(shell: Shell) -> Non
     assert read_json(RunDir(Path("runs/a")).first_launch)["fit"]["batch_size"] == 4
     first, second = tried(0), tried(1)
     assert max(first) == max(second) == 6 and set(first[-12:]) == {4}, "both tried the same"
-    train(shell, "b", "4", ranks=2, most="6,5")
+    train(shell, "b", "4", "global_batch_size=24", ranks=2, most="6,5")
     assert len(state("a")) > 15 and all(map(torch.equal, state("a"), state("b")))
     assert losses("a") == losses("b") and len(losses("a")) == 4
     tried(0)
