@@ -87,8 +87,6 @@ class Bench:
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
     is_built: bool = False
     """Whether the stage's task is built."""
-    batch_size_note: str = ""
-    """How `batch_size=auto` became a number; empty where it was one."""
     banner: dict[str, str] = field(default_factory=dict)
     """Lines that `build` adds to the banner, by name."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)

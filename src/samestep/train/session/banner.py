@@ -50,7 +50,7 @@ def _planned(bench: Bench, plan: Plan) -> dict[str, str]:
     per_rank = -(-batch // bench.world.dp_size)
     micro_batches = -(-per_rank // micro_batch)
     notes = [f"{micro_batches} micro-batches of at most {micro_batch}"] if micro_batches > 1 else []
-    notes += [bench.batch_size_note] if bench.batch_size_note else []
+    notes += [bench.stage_plan.batch_size_note] if bench.stage_plan.batch_size_note else []
     all_rows = f" (every step takes all {plan.samples} rows)" if batch > plan.samples else ""
     return {
         "batch size per GPU": f"{per_rank} ({'; '.join(notes)})" if notes else str(per_rank),

@@ -44,13 +44,13 @@ def measure_batch_size(ready: ReadyStage, context: SessionContext) -> None:
     number that it has. Collective."""
     bench, began = ready.bench, time.monotonic()
     if bench.known_plan is None or not bench.learners:
-        bench.batch_size_note = "not measured, since the stage does not train"
+        bench.stage_plan.batch_size_note = "not measured, since the stage does not train"
         return
     with context.screen.doing(f"stage {ready.stage.name!r}: trying how many rows fit in memory"):
         rows, note = _largest(ready)
     rows = bench.first_launch.fix(BATCH_SIZE, lambda: rows)
     seconds = time.monotonic() - began
-    bench.batch_size_note = note or f"measured in {seconds:.1f} s"
+    bench.stage_plan.batch_size_note = note or f"measured in {seconds:.1f} s"
     context.events.event("batch_size", stage=ready.stage.name, rows=rows, seconds=round(seconds, 3))
     bench.config = bench.feeds.config = replace(bench.config, batch_size=rows)
     for feed in bench.feeds.made:

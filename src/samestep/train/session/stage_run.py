@@ -159,7 +159,7 @@ class StageRun:
             stop=self._context.stop,
         )
         if self._is_auto and not self._is_size_open:
-            bench.batch_size_note = "as measured at the first launch"
+            bench.stage_plan.batch_size_note = "as measured at the first launch"
         self._context.benches.append(bench)
         return bench
 
