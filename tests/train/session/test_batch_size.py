@@ -74,3 +74,10 @@ def test_a_network_in_parts_is_refused(shell: Shell) -> None:
     codes, output = shell(*args, ranks=2, env={"MOST_ROWS": "9,9"})
     assert codes == [2, 2] and "give batch_size a number" in output, output
     assert not Path("runs/a").exists()
+
+
+def test_without_a_global_batch_there_is_nothing_to_cut(shell: Shell) -> None:
+    args = ["train", RECIPE, "--preset", "verify", "name=a", "batch_size=auto", "global_batch_size=null"]
+    codes, output = shell(*args, env={"MOST_ROWS": "9"})
+    assert codes == [2] and "no global batch is given; add global_batch_size=N" in output, output
+    assert not Path("runs/a").exists()
