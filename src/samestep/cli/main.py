@@ -33,6 +33,7 @@ VERBS = {
     "checkpoints": "list the checkpoints of a run, and check them",
     "why": "explain what happened to a run",
     "report": "show runs on one HTML page: curves, speeds, samples, settings, events",
+    "runs": "list runs, compare them, remove them",
     "doctor": "check the machines, alone or as the ranks of a launcher",
     "new": "make a project folder for a recipe, or for one of your own",
     "recipes": "list the recipes, with one line each",
