@@ -14,6 +14,7 @@ from samestep.core.config import split_options
 from samestep.core.console import PlainConsole
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import is_terminal, plural, print_text
+from samestep.core.pages.tables import Table
 from samestep.core.rundir import RunDir
 from samestep.report.compare import compare_runs
 from samestep.report.removal import remove_run
@@ -63,7 +64,7 @@ def _list(args: Sequence[str]) -> int:
         print_text(json.dumps(shown, indent=2, ensure_ascii=False))
         return EXIT_DONE
     if shown:
-        PlainConsole(soft_wrap=not is_terminal(sys.stdout)).print(runs_table(shown).drawn())
+        _print_table(runs_table(shown))
     left = f" of {len(found)}" if len(shown) < len(found) else ""
     print_text(f"{plural(len(shown), 'run')}{left}")
     for each in shown:
@@ -80,9 +81,8 @@ def _compare(args: Sequence[str]) -> int:
     if "json" in options:
         print_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         return EXIT_DONE
-    console = PlainConsole(soft_wrap=not is_terminal(sys.stdout))
     for table in found.tables():
-        console.print(table.drawn())
+        _print_table(table)
     for sentence in found.sentences:
         print_text(sentence)
     return EXIT_DONE
@@ -101,6 +101,14 @@ def _remove(args: Sequence[str]) -> int:
         remove_run(rundir, find_runs(folder))
         print_text(f"removed {rundir.path}")
     return EXIT_DONE
+
+
+def _print_table(table: Table) -> None:
+    """Drawn on a terminal; as plain lines, however long, for a file or a pipe."""
+    if is_terminal(sys.stdout):
+        PlainConsole().print(table.drawn())
+    else:
+        print_text(table.text())
 
 
 def _agrees(found: Sequence[RunDir], size: int) -> bool:

@@ -58,14 +58,12 @@ def compare_runs(runs: Sequence[RunReport]) -> RunComparison:
 
 def _last_values(runs: Sequence[RunReport]) -> list[tuple[str, str, list[float | None]]]:
     pairs = dict.fromkeys((stage, name) for report in runs for stage in report.stages for name in report.curves[stage])
-    return [
-        (
-            stage,
-            name,
-            [report.curves[stage][name].last if name in report.curves.get(stage, {}) else None for report in runs],
-        )
-        for stage, name in pairs
-    ]
+    return [(stage, name, [_last_value(report, stage, name) for report in runs]) for stage, name in pairs]
+
+
+def _last_value(report: RunReport, stage: str, name: str) -> float | None:
+    curve = report.curves.get(stage, {}).get(name)
+    return None if curve is None else curve.last
 
 
 def _first_difference(one: RunReport, other: RunReport) -> str:
@@ -73,6 +71,8 @@ def _first_difference(one: RunReport, other: RunReport) -> str:
     who = f"{one.summary.name} and {other.summary.name}"
     if (found := _first_difference_of_evidence(one.summary.rundir, other.summary.rundir)) is not None:
         return f"{who}: {found}"
+    if _rows_of(one) != _rows_of(other):
+        return f"{who}: metrics are means over log.every steps, which differs, so no step can be compared"
     first: tuple[int, str, str, float, float] | None = None
     compared = 0
     for stage in one.stages:
@@ -94,6 +94,11 @@ def _first_difference(one: RunReport, other: RunReport) -> str:
         return f"{who}: all metrics of the steps that both logged are the same to {CLOSE:g} ({compared:,} numbers)"
     step, stage, name, ours_value, their_value = first
     return f"{who}: {name} differs first at step {step:,} of stage {stage}: {ours_value:.9g} and {their_value:.9g}"
+
+
+def _rows_of(report: RunReport) -> Any:
+    """Steps that a row of metrics is the mean of."""
+    return dict(flat_settings(report.summary.settings)).get("log.every")
 
 
 def _first_difference_of_evidence(one: RunDir, other: RunDir) -> str | None:
