@@ -39,9 +39,11 @@ def test_a_run_that_only_says_that_it_is_running_was_killed(tmp_path: Path) -> N
     assert read_summary(run).state == "killed"
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"recipe": 3, "config": [], "versions": null}', '{"later": {"x": 1}}']
-)
+LATER = '{"later": {"x": 1}}'
+"""A record of another version, which has other fields."""
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe": 3, "config": [], "versions": null}', LATER])
 def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path, content: str) -> None:
     run = make_run(tmp_path)
     run.config.write_text(content)
