@@ -64,6 +64,8 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
   samestep why RUN
+  samestep report RUN [RUN ...]
+  samestep runs [FOLDER ...]
   samestep doctor [--test basic|ddp|all]
   samestep recipes
   samestep config RECIPE

@@ -55,7 +55,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_inside(text: str, home: Path, other: RunDir) -> bool:
-    """Whether a text is the path of a run, or of something in it, or its name, such as `gan-tiny-1:generator`."""
+    """Whether a text is the path of a run, or of something in it, or its name, such as `RUN:LEARNER`."""
     if not text or "\n" in text or len(text) > 4096:
         return False
     for part in {text, text.rpartition(":")[0] or text, text.partition("@")[0]}:
