@@ -135,7 +135,7 @@ def read_start(args: Sequence[str]) -> "StartArguments":
 
     name = recipe_path(given) if given else _recorded_recipe(source)
     recipe = _find_recipe(name)
-    return StartArguments(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest))
+    return StartArguments(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest), args)
 
 
 def _recorded_recipe(source: str) -> str:
@@ -159,7 +159,7 @@ def _new_run(args: Sequence[str]) -> "StartArguments":
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
     given = [recipe_args.options, recipe_args.settings]
-    return StartArguments(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe))
+    return StartArguments(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe), args)
 
 
 def _find_recipe(name: str) -> "Recipe":

@@ -82,8 +82,12 @@ def _devices(world: World, wanted: str) -> str:
     if world.device.type == "cpu":
         why = f"; {reason}" if (reason := why_no_gpu(wanted)) else ""
         return f"0 ({world.size} {'process' if world.size == 1 else 'processes'} on the CPU{why})"
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
-    return f"{world.size} ({name})"
+    return f"{world.size} ({device_name(world)})"
+
+
+def device_name(world: World) -> str:
+    """What this rank computes on, as people call it."""
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
 
 
 def _precision(distributed: Distributed) -> str:

@@ -98,7 +98,7 @@ def enter(read_start: Callable[[], StartArguments]) -> int:
             require_open_files(PER_RANK * (world.size - 1), f"a run of {world.size} ranks")
             config, notes = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        session = Session(start.name, start.recipe, config, world, notes)
+        session = Session(start.name, start.recipe, config, world, notes, start.command)
         outcome = session.train()
         _ignore_signals()
         world.leave()

@@ -37,6 +37,7 @@ from samestep.train.record.run_record import (
 )
 from samestep.train.record.run_status import RunEvents
 from samestep.train.record.stop import Stop
+from samestep.train.session.banner import device_name
 from samestep.train.session.context import SessionContext
 from samestep.train.session.end_summary import end_summary
 from samestep.train.session.recipe_code import recipe_code
@@ -54,9 +55,17 @@ logger = logging.getLogger(__name__)
 class Session:
     """One launch of a recipe."""
 
-    def __init__(self, name: str, recipe: Recipe, config: Any, world: World, notes: Sequence[str] = ()) -> None:
-        """`notes` are sentences about the settings, for rank 0 to show."""
-        self.config, self._notes = config, notes
+    def __init__(
+        self,
+        name: str,
+        recipe: Recipe,
+        config: Any,
+        world: World,
+        notes: Sequence[str] = (),
+        command: Sequence[str] = (),
+    ) -> None:
+        """`notes` are sentences about the settings, for rank 0 to show; `command` is recorded."""
+        self.config, self._notes, self._command = config, notes, command
         self.rundir: RunDir | None = None
         """None until it is open."""
         self._name, self._recipe, self._world = name, recipe, world
@@ -86,7 +95,8 @@ class Session:
             if self.config.watch.enabled:
                 stack.enter_context(Watchdog(self._world, rundir, self.config.watch))
             events = RunEvents(rundir, self._world.is_main)
-            events.event("launch", world=self._world.size, device=str(self._world.device))
+            about = {"world": self._world.size, "device": device_name(self._world), "host": self._world.host}
+            events.event("launch", **about, command=list(self._command))
             self._report_code_changes(events)
             for note in self._notes:
                 logger.warning("%s", note)

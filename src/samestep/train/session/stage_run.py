@@ -56,6 +56,8 @@ class StageRun:
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
         self._status(ready, "running")
+        about = {"stage": self._stage.name, "step": first, "steps": ready.task.length, "unit": self._stage.unit}
+        self._context.events.event("stage", **about)
         sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
         try:
             ready.store.require_space(ready.state)

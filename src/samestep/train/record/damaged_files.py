@@ -61,27 +61,33 @@ class Reader:
 
     def lines(self, path: Path) -> Sequence[str]:
         """The last lines of a file; the first of them may be cut."""
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                return file.read().decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self.add(path, f"it cannot be read ({error.strerror})")
-            return []
+        return self._text(path, _TAIL).splitlines()
 
-    def rows(self, path: Path, types: Types) -> Iterator[dict[str, Json]]:
-        """The last rows of a file of JSON lines; its first line may be cut, and the last one may be being written."""
-        lines = self.lines(path)
+    def rows(self, path: Path, types: Types, most: int | None = _TAIL) -> Iterator[dict[str, Json]]:
+        """The rows in the last `most` bytes of a file of JSON lines, all without it. The first line may be cut, and the
+        last one may be being written."""
+        lines = self._text(path, most).split("\n")  # other line ends may stand inside a text
         for number, line in enumerate(lines):
             try:
                 row = parse_json(line)
             except ValueError:
-                if 0 < number < len(lines) - 1:
+                if 0 < number < len(lines) - 1 or (number == 0 and most is None and len(lines) > 1):
                     self.add(path, "lines in it are not JSON")
                 continue
             yield self.typed(path, row, types)
+
+    def _text(self, path: Path, most: int | None) -> str:
+        """The last `most` bytes of a file, all without it; empty where there is none."""
+        try:
+            with open(path, "rb") as file:
+                if most is not None:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            self.add(path, f"it cannot be read ({error.strerror})")
+            return ""
 
     def add(self, path: Path, why: str) -> None:
         """Note what is wrong with a file; the first thing counts."""
