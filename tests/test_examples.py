@@ -31,6 +31,7 @@ LINES = {
     "porting/lightning_before": 60,
     "porting/lightning_after": 50,
     "image_classifier": 90,
+    "stream": 90,
     "gpt": 90,
     "sequence_classifier": 90,
 }
@@ -66,7 +67,7 @@ def trained(folder: Path, name: str, *args: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "finetune"])
+@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "finetune", "stream"])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
 

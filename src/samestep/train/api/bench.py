@@ -30,6 +30,7 @@ from samestep.parallel.wrap import wrap
 from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
 from samestep.train.api.stage_feeds import StageFeeds
 from samestep.train.api.stage_plan import Rate, StagePlan
+from samestep.train.api.stream_checks import count_stream, training_rows
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
@@ -130,7 +131,7 @@ class Bench:
         for rows that draw from the generators of Python, numpy or torch: these are seeded for each row.
         """
         data = open_rows(rows, collate, pad, keyed_random)
-        plan = self.plan(len(data.rows))
+        plan = self.plan(training_rows(data.rows, self.config.max_steps))
         self.feeds.check(data, "training")
         order = choose_order(data.rows, order, self.stage_plan.global_batch, self.config.seed)
         return self.feeds.make(data, order, plan.steps, count)
@@ -148,6 +149,7 @@ class Bench:
     ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         data = open_rows(rows, collate, pad, keyed_random)
+        count_stream(data.rows, self.world, in_worker=self.config.num_workers > 0)
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self.feeds.check(data, "validation")

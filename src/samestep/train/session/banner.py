@@ -2,6 +2,7 @@
 
 import torch
 
+from samestep.data.streams.source import ENDLESS
 from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe
 from samestep.train.learner.learner import Learner
@@ -54,7 +55,7 @@ def _planned(bench: Bench, plan: Plan) -> dict[str, str]:
     return {
         "batch size per GPU": f"{per_rank}{accumulated}",
         "total batch size": f"{batch}{all_rows}",
-        "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
+        **({"steps": f"{plan.steps:,}"} if plan.samples == ENDLESS else {"epochs": _epochs(plan)}),
     }
 
 
@@ -76,6 +77,10 @@ def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[
         label = "learning rate" if len(bench.learners) == 1 else f"learning rate of {name}"
         lines[label] = f"given by the recipe: {rate(0):g} at first, {rate(steps - 1):g} at last"
     return lines
+
+
+def _epochs(plan: Plan) -> str:
+    return f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)"
 
 
 def _devices(world: World, wanted: str) -> str:

@@ -87,7 +87,7 @@ class StageRun:
             task, hooks = self._build(bench)
         loop.random.seed_this_rank()
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
-        own_state = {**artifacts, **loop.parts()}
+        own_state = {**artifacts, **bench.feeds.places(), **loop.parts()}
         recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
         if _trains(bench):  # a stage that only computes may do so with a learner's network
             refuse_unsaved(self._stage.name, bench.learners, recipe_state)
