@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
-from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
+from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Positive, Share
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import only_for_records
 from samestep.kit.model_settings import without_effect
@@ -57,6 +57,13 @@ class GanConfig(Config):
     """Peak learning rate of the judge; null: learning_rate."""
     judge_steps: Count = 1
     """Updates of the judge per step, each on texts of its own."""
+    judge_every: Count = 1
+    """The judge learns in every so many steps; while the generator waits for it (generator_pauses_below), in all."""
+    reward: str = "probability"
+    """What the generator is rewarded with: probability, that the judge takes its text for a person's; or log_odds, the
+    same as a log-odds, which says more where the judge is sure."""
+    reward_clip: Positive = 4.0
+    """reward=log_odds: beyond this it counts as this."""
     mle_epochs: CountOrZero = 0
     """Epochs in which the generator first learns the human texts themselves, in a stage of its own."""
     mle_learning_rate: NotNegative | None = None
