@@ -1,6 +1,6 @@
 """The recipe `gan` for passages that are to be continued: a title and the beginning, and what a person wrote next.
 
-    samestep train benchmarks/results/continuations.py --data_path train.jsonl --model_name FOLDER
+samestep train benchmarks/results/continuations.py --data_path train.jsonl --model_name FOLDER
 """
 
 from samestep.recipes.gan import recipe as recipe

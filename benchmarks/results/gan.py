@@ -92,7 +92,7 @@ class Size:
 SIZES = {
     "full": Size(8000, 2400, 400, 1000, 400, 3.0),
     "smoke": Size(640, 256, 64, 96, 12, 1.0),
-    "tiny": Size(256, 96, 40, 60, 16, 0.5),
+    "tiny": Size(64, 48, 16, 24, 3, 0.5),
 }
 
 
@@ -122,7 +122,12 @@ def train(args: argparse.Namespace, size: Size, began: float, until: str | None)
     """One launch of the run, up to a stage or to the end, with what is left of the time."""
     left = 60 * (args.minutes - size.reserve) - (time.time() - began)
     settings = {**TRAINING, "max_steps": size.steps, "seed": args.seed, "max_time": f"{max(20, int(left))}s"}
-    settings |= {"model_name": args.out / "model", "data.path": args.out / "train.jsonl", "out": args.out, "name": "run"}
+    settings |= {
+        "model_name": args.out / "model",
+        "data.path": args.out / "train.jsonl",
+        "out": args.out,
+        "name": "run",
+    }
     if until:
         settings["until"] = until
     words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
@@ -207,23 +212,32 @@ class Comparison:
         """Quality and diversity by temperature, on validation, by a judge of texts of all temperatures."""
         mixed = []
         for who in self._writers:
-            by_temperature = [self._texts(who, "judge", t) for t in TEMPERATURES]
-            mixed.append([by_temperature[i % len(TEMPERATURES)][i] for i in range(len(self._parts["judge"]))])
+            mixed.append(self._mixed(who))
             self._say(f"{who}: texts for the judge of the validation part")
         judge = self._judge([self._people("judge"), *mixed], 1)
         people = judge.scores(self._people("validation"))[:, None]
         curves: dict[str, list[dict[str, float]]] = {}
         for who in self._writers:
             for temperature in TEMPERATURES:
-                texts = self._texts(who, "validation", temperature, SAMPLES)
-                scores = judge.scores(texts).reshape(-1, SAMPLES)
-                rate, low, high = bootstrap(win_shares(scores, people))
+                texts = self._texts(who, "validation", temperature)
+                scores = judge.scores(texts)
+                rate, low, high = bootstrap(win_shares(scores[:, None], people))
                 found = {"temperature": temperature, "win_rate": rate, "low": low, "high": high}
                 curves.setdefault(who, []).append(
                     {**found, "score": float(scores.mean() - people.mean()), **self._variety(texts)}
                 )
         self.result["validation"] = {"curves": curves, "people": self._variety(self._people("validation"))}
         self._say("curves are done")
+
+    def _mixed(self, who: str) -> Texts:
+        """A text for each prompt of the judge's part, at all temperatures in turn."""
+        passages = self._parts["judge"]
+        texts = [("", "")] * len(passages)
+        for number, temperature in enumerate(TEMPERATURES):
+            some = passages[number :: len(TEMPERATURES)]
+            prompts = [each.prompt for each in some]
+            texts[number :: len(TEMPERATURES)] = zip(prompts, self._writers[who](some, temperature), strict=True)
+        return texts
 
     def _variety(self, texts: Texts) -> dict[str, float]:
         found = text_metrics([text for _, text in texts])
@@ -245,9 +259,7 @@ class Comparison:
 
     def _test(self, chosen: dict[str, float]) -> None:
         """The test: a new judge, and passages that were used for nothing else."""
-        judge = self._judge(
-            [self._people("judge"), *(self._texts(who, "judge", t) for who, t in chosen.items())], 2
-        )
+        judge = self._judge([self._people("judge"), *(self._texts(who, "judge", t) for who, t in chosen.items())], 2)
         texts = {who: self._texts(who, "test", t, SAMPLES) for who, t in chosen.items()}
         scores = {who: judge.scores(own).reshape(-1, SAMPLES) for who, own in texts.items()}
         people = judge.scores(self._people("test"))[:, None]
@@ -262,7 +274,11 @@ class Comparison:
             "nats": {who: writer.nats(self._parts["test"], folder) for who, writer in self._writers.items()},
         }
         self.result["samples"] = [
-            {"prompt": each.prompt, "people": self._cut(each.human), **{who: own[2 * i][1] for who, own in texts.items()}}
+            {
+                "prompt": each.prompt,
+                "people": self._cut(each.human),
+                **{who: own[2 * i][1] for who, own in texts.items()},
+            }
             for i, each in enumerate(self._parts["test"][:6])
         ]
         self._say(f"win rate {self.result['test']['win_rate']}")
@@ -314,7 +330,8 @@ def main() -> None:
     args.out = args.out.resolve()
     without_template(args.model, args.out / "model")
     parts = read_parts(args.passages, CONTINUATIONS, size, args.seed)
-    (args.out / "train.jsonl").write_text("".join(json.dumps(each.row) + "\n" for each in parts["train"]))
+    rows = [{name: each.row[name] for name in CONTINUATIONS.columns} for each in parts["train"]]
+    (args.out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result: dict[str, Any] = {"began": began, "seed": args.seed, "size": args.size, "settings": args.settings}
     result["parts"] = {name: len(passages) for name, passages in parts.items()}
     result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -71,7 +71,7 @@ class Rollouts:
             generator_in_stage(self.bench, self.writer, f"gan/write/{turn}", writing, keep_gathered=keep)
             for turn in range(self._config.judge_steps)
         ]
-        self._rewards = make_rewards(self._config)
+        self._rewards = make_rewards(self._config.reward, self._config.reward_clip)
 
     def make(self, batch: Batch, step: int, turn: int, opponents: Opponents) -> Mapping[str, Tensor]:
         """The rows that the prompts of a batch become."""
@@ -90,7 +90,7 @@ class Rollouts:
         texts = [self.writer.decode(tokens) for tokens in written.to_lists()]
         pairs = self._shown(records, texts)
         rows |= self._judged(pairs, batch["ids"], step, turn, opponents)
-        rows["reward"] = self._rewards(rows)
+        rows["reward"] = self._rewards(records, texts, rows)
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = policy.group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
