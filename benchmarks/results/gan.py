@@ -29,7 +29,7 @@ import torch
 from independent_judge import IndependentJudge, Texts, bootstrap, win_shares
 
 import samestep
-from samestep import World, open_language_model
+from samestep import CausalConfig, World, open_language_model
 from samestep.core.rundir import RunDir
 from samestep.models.log_probs import completion_log_probs
 from samestep.recipes.gan.data import Domain
@@ -155,7 +155,7 @@ class Writer:
     @torch.no_grad()
     def nats(self, passages: Sequence[Passage], folder: Path, rows: int = 64) -> float:
         """Nats for a token of what people wrote, up to the limit."""
-        player = open_language_model(str(folder), World.single(self._device))
+        player = open_language_model(str(folder), World.single(self._device), shape=CausalConfig())
         network, total, count = self._model.network, 0.0, 0
         for start in range(0, len(passages), rows):
             some = passages[start : start + rows]
@@ -183,7 +183,7 @@ class Comparison:
         run = args.out / "run"
         self._writers = {"supervised": Writer(run, "mle", args.seed), "adversarial": Writer(run, "gan", args.seed)}
         self._limit = self._writers["supervised"].limit
-        player = open_language_model(str(args.out / "model"), World.single("cpu"))
+        player = open_language_model(str(args.out / "model"), World.single("cpu"), shape=CausalConfig())
         self._cut = lambda text: player.decode(player.encode(text)[: self._limit])
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -301,13 +301,14 @@ def write(path: Path, value: Any) -> None:
 
 def without_template(model: Path, folder: Path) -> None:
     """The model with no chat template: it continues a text."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for file in model.iterdir():
         if file.name == "tokenizer_config.json":
             settings = json.loads(file.read_text())
             settings.pop("chat_template", None)
             (folder / file.name).write_text(json.dumps(settings))
         elif file.suffix == ".safetensors":
+            (folder / file.name).unlink(missing_ok=True)
             os.symlink(file.resolve(), folder / file.name)
         elif file.is_file() and file.name != "chat_template.jinja":
             shutil.copy(file, folder / file.name)
