@@ -7,12 +7,15 @@ What it does, within --minutes: SmolLM2 learns people's texts (stage `mle`: the 
 judge (stage `gan`: the adversarial one). Both continue passages that neither saw. For each of them the temperature that
 is best on the validation part is taken: by a judge that trained with neither, on texts of all temperatures. Then a new
 judge of that kind learns texts at these two temperatures, and compares them on the test part, which is used once.
-`result.json` in the folder has everything; `python benchmarks/results/gan_page.py` renders it. Further arguments are
-settings of the recipe (`objective.kl_coef=0.05`).
+Beside it stands a control: the supervised generator against itself, with other noise, whose interval must contain 0.5.
+Every text is written with noise of its own: with the same noise two generators that hardly differ write copies, and a
+comparison of them is one of rounding errors. `result.json` in the folder has everything. Further arguments are settings
+of the recipe (`objective.kl_coef=0.05`).
 """
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -104,6 +107,10 @@ class Passage:
     human: str
     row: dict[str, str]
 
+    @property
+    def document(self) -> str:
+        return self.row["document"]
+
 
 def read_parts(file: Path, domain: Domain, size: Size, seed: int) -> dict[str, list[Passage]]:
     """Passages by part, as many as are wanted, chosen by the seed; those of the test are always the same."""
@@ -140,16 +147,16 @@ def train(args: argparse.Namespace, size: Size, began: float, until: str | None)
 class Writer:
     """A trained generator."""
 
-    def __init__(self, run: Path, stage: str, seed: int) -> None:
+    def __init__(self, run: Path, stage: str) -> None:
         recipe = str(HERE / "continuations.py")
-        self._seed, self._device = seed, "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         which = "best" if stage == "mle" else "last"
         self._model = samestep.load(run, which, "generator", self._device, stage=stage, recipe=recipe)
         self.limit: int = self._model.config.writing.max_new_tokens
 
-    def __call__(self, passages: Sequence[Passage], temperature: float, samples: int = 1) -> list[str]:
-        """The texts, `samples` for each prompt after each other."""
-        options = {"temperature": temperature, "samples": samples, "seed": self._seed, "batch_size": 256}
+    def __call__(self, passages: Sequence[Passage], temperature: float, noise: int, samples: int = 1) -> list[str]:
+        """The texts, `samples` for each prompt after each other. The noise is keyed by `noise` and a prompt's place."""
+        options = {"temperature": temperature, "samples": samples, "seed": noise, "batch_size": 256}
         return self._model.generate([passage.prompt for passage in passages], **options)  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -181,7 +188,8 @@ class Comparison:
     def __init__(self, args: argparse.Namespace, parts: dict[str, list[Passage]], result: dict[str, Any]) -> None:
         self._args, self._parts, self.result = args, parts, result
         run = args.out / "run"
-        self._writers = {"supervised": Writer(run, "mle", args.seed), "adversarial": Writer(run, "gan", args.seed)}
+        self._writers = {"supervised": Writer(run, "mle"), "adversarial": Writer(run, "gan")}
+        self._noise = itertools.count(100_000 * args.seed)
         self._limit = self._writers["supervised"].limit
         player = open_language_model(str(args.out / "model"), World.single("cpu"), shape=CausalConfig())
         self._cut = lambda text: player.decode(player.encode(text)[: self._limit])
@@ -199,7 +207,7 @@ class Comparison:
 
     def _texts(self, who: str, part: str, temperature: float, samples: int = 1) -> Texts:
         passages = self._parts[part]
-        written = self._writers[who](passages, temperature, samples)
+        written = self._writers[who](passages, temperature, next(self._noise), samples)
         prompts = [each.prompt for each in passages for _ in range(samples)]
         return list(zip(prompts, written, strict=True))
 
@@ -215,17 +223,16 @@ class Comparison:
             mixed.append(self._mixed(who))
             self._say(f"{who}: texts for the judge of the validation part")
         judge = self._judge([self._people("judge"), *mixed], 1)
-        people = judge.scores(self._people("validation"))[:, None]
+        points = [(who, temperature) for who in self._writers for temperature in TEMPERATURES]
+        groups = [self._texts(who, "validation", temperature) for who, temperature in points]
+        people, *scores = judge.scores([self._people("validation"), *groups])
         curves: dict[str, list[dict[str, float]]] = {}
-        for who in self._writers:
-            for temperature in TEMPERATURES:
-                texts = self._texts(who, "validation", temperature)
-                scores = judge.scores(texts)
-                rate, low, high = bootstrap(win_shares(scores[:, None], people))
-                found = {"temperature": temperature, "win_rate": rate, "low": low, "high": high}
-                curves.setdefault(who, []).append(
-                    {**found, "score": float(scores.mean() - people.mean()), **self._variety(texts)}
-                )
+        for (who, temperature), texts, own in zip(points, groups, scores, strict=True):
+            rate, low, high = bootstrap(win_shares(own[:, None], people[:, None]))
+            found = {"temperature": temperature, "win_rate": rate, "low": low, "high": high}
+            curves.setdefault(who, []).append(
+                {**found, "score": float(own.mean() - people.mean()), **self._variety(texts)}
+            )
         self.result["validation"] = {"curves": curves, "people": self._variety(self._people("validation"))}
         self._say("curves are done")
 
@@ -236,7 +243,8 @@ class Comparison:
         for number, temperature in enumerate(TEMPERATURES):
             some = passages[number :: len(TEMPERATURES)]
             prompts = [each.prompt for each in some]
-            texts[number :: len(TEMPERATURES)] = zip(prompts, self._writers[who](some, temperature), strict=True)
+            written = self._writers[who](some, temperature, next(self._noise))
+            texts[number :: len(TEMPERATURES)] = zip(prompts, written, strict=True)
         return texts
 
     def _variety(self, texts: Texts) -> dict[str, float]:
@@ -261,15 +269,20 @@ class Comparison:
         """The test: a new judge, and passages that were used for nothing else."""
         judge = self._judge([self._people("judge"), *(self._texts(who, "judge", t) for who, t in chosen.items())], 2)
         texts = {who: self._texts(who, "test", t, SAMPLES) for who, t in chosen.items()}
-        scores = {who: judge.scores(own).reshape(-1, SAMPLES) for who, own in texts.items()}
-        people = judge.scores(self._people("test"))[:, None]
-        wins = win_shares(scores["adversarial"], scores["supervised"])
-        folder = self._args.out / "model"
+        texts["control"] = self._texts("supervised", "test", chosen["supervised"], SAMPLES)
+        people, *found = judge.scores([self._people("test"), *texts.values()])
+        scores = {who: own.reshape(-1, SAMPLES) for who, own in zip(texts, found, strict=True)}
+        wins, control = (win_shares(scores[who], scores["supervised"]) for who in ("adversarial", "control"))
+        documents, folder = [each.document for each in self._parts["test"]], self._args.out / "model"
         self.result["test"] = {
             "prompts": len(wins),
+            "documents": len(set(documents)),
             "win_rate": bootstrap(wins),
+            "win_rate_by_document": bootstrap(wins, documents),
+            "control": bootstrap(control),
+            "control_by_document": bootstrap(control, documents),
             "wins_by_prompt": [round(float(win), 4) for win in wins],
-            "against_people": {who: bootstrap(win_shares(own, people)) for who, own in scores.items()},
+            "against_people": {who: bootstrap(win_shares(own, people[:, None])) for who, own in scores.items()},
             "variety": {who: self._variety(own) for who, own in {**texts, "people": self._people("test")}.items()},
             "nats": {who: writer.nats(self._parts["test"], folder) for who, writer in self._writers.items()},
         }
@@ -281,7 +294,7 @@ class Comparison:
             }
             for i, each in enumerate(self._parts["test"][:6])
         ]
-        self._say(f"win rate {self.result['test']['win_rate']}")
+        self._say("win rate {win_rate}, supervised against itself {control}".format(**self.result["test"]))
 
     def _say(self, text: str) -> None:
         self.result["seconds"] = time.time() - self.result["began"]

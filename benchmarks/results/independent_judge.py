@@ -1,8 +1,9 @@
 """A judge that trained with neither of two generators: the first half of a language model's layers and one output.
 
 It gives each text one number, so it has no order to prefer: the text with the larger one of two is the one that it
-takes for a person's, whichever comes first. It learns that people's texts get larger numbers than generated ones for
-the same prompt, -log sigmoid(person's - generated), with as many texts of one generator as of the other.
+takes for a person's, whichever comes first. The number is a float32, also where the layers compute in bf16. It learns
+that people's texts get larger numbers than generated ones for the same prompt, -log sigmoid(person's - generated), with
+as many texts of one generator as of the other.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,7 @@ class Scorer(nn.Module):
         kept = max(1, len(self.body.layers) // 2)
         self.body.layers = self.body.layers[:kept]
         self.body.config.num_hidden_layers = kept
-        self.out = nn.Linear(self.body.config.hidden_size, 1)
-        nn.init.zeros_(self.out.weight)
+        self.out = nn.Parameter(torch.zeros(self.body.config.hidden_size))
 
     def encode(self, prompt: str, text: str, limit: int) -> tuple[list[int], int]:
         """The tokens of both, of the prompt its last 128, and how many are of the prompt."""
@@ -42,7 +42,7 @@ class Scorer(nn.Module):
         """[rows]: one number each."""
         hidden = self.body(input_ids=tokens, attention_mask=is_token, use_cache=False).last_hidden_state.float()
         mean = (hidden * is_text[..., None]).sum(1) / is_text.sum(1, keepdim=True).clamp(min=1)
-        return self.out(mean)[:, 0]
+        return (mean * self.out).sum(1)
 
 
 class IndependentJudge:
@@ -61,7 +61,7 @@ class IndependentJudge:
         told: list[float] = []
         self._scorer.train()
         for number, part in enumerate(steps):
-            scale = min(1.0, (number + 1) / 20) * (1 - number / len(steps))
+            scale = min(1.0, (number + 1) / min(20, 0.1 * len(steps))) * (1 - number / len(steps))
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
             scores = self._forward([texts[i] for texts in groups for i in part]).view(len(groups), -1)
@@ -75,10 +75,16 @@ class IndependentJudge:
         return float(np.mean(told[-max(1, len(told) // 4) :]))
 
     @torch.no_grad()
-    def scores(self, texts: Texts, rows: int = 128) -> np.ndarray:
-        """One number for each text: the larger, the more like a person's."""
-        found = [self._forward(texts[start : start + rows]).cpu() for start in range(0, len(texts), rows)]
-        return torch.cat(found).double().numpy()
+    def scores(self, groups: Sequence[Texts], rows: int = 128) -> list[np.ndarray]:
+        """One number for each text of each group: the larger, the more like a person's. A batch has texts of all groups
+        in drawn order, so what its width does to the last bits is no difference between groups."""
+        texts = [text for group in groups for text in group]
+        order = self._random.permutation(len(texts))
+        parts = [order[start : start + rows] for start in range(0, len(order), rows)]
+        found = np.empty(len(texts))
+        for part in parts:
+            found[part] = self._forward([texts[i] for i in part]).cpu().double().numpy()
+        return np.split(found, np.cumsum([len(group) for group in groups])[:-1])
 
     def _batches(self, count: int, rows: int) -> list[np.ndarray]:
         order = self._random.permutation(count)
@@ -104,10 +110,15 @@ def win_shares(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return ((more > 0) + 0.5 * (more == 0)).mean((1, 2))
 
 
-def bootstrap(by_prompt: np.ndarray, resamples: int = 4000, seed: int = 0) -> tuple[float, float, float]:
-    """Mean and 95% interval by resampling prompts, the last axis; what else there is (seeds) is averaged."""
+def bootstrap(
+    by_prompt: np.ndarray, groups: Sequence[str] | None = None, resamples: int = 4000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean and 95% interval by resampling prompts, the last axis; what else there is (seeds) is averaged. Given the
+    document of each prompt as `groups`, whole ones are drawn: their prompts are more alike than others."""
     values = by_prompt if by_prompt.ndim == 1 else by_prompt.mean(0)
+    _, group = np.unique(np.arange(len(values)) if groups is None else np.asarray(groups), return_inverse=True)
+    sums, counts = np.bincount(group, values), np.bincount(group)
     random = np.random.default_rng(seed)
-    means = [values[random.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [0.025, 0.975])
+    drawn = random.integers(len(sums), size=(resamples, len(sums)))
+    low, high = np.quantile(sums[drawn].sum(1) / counts[drawn].sum(1), [0.025, 0.975])
     return float(values.mean()), float(low), float(high)

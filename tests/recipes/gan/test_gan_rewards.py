@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ import torch
 from recipes.gan.test_gan_training import FLOAT, rollouts, train
 from samestep import UserError
 from samestep.cli.main import main
+from samestep.recipes.gan import recipe
+from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record
 from samestep.recipes.gan.rewards import make_rewards, unrepeated
+from samestep.train.api.named_code import require_trusted_code
+from samestep.train.api.recipe_registry import file_module
+from samestep.train.api.trusted_recipes import remember_recipe
 from toys import run_on_ranks
 
 RECORDS = [Record("One?", "a person", "calm"), Record("Two?", "another", "wild")]
@@ -28,6 +34,14 @@ def half(text):
 
 def pair(a, b):
     return 0.0
+
+def word(text):
+    return text.generated
+
+def careless(text):
+    return 1 / text.generated.count("!")
+
+constant = 1.0
 """
 
 
@@ -68,20 +82,35 @@ def test_a_function_of_the_users_sees_each_text(own: Path) -> None:
     ("name", "told"),
     [
         ("fluency", "module:function; it is 'fluency'"),
-        ("{file}:missing", "it has: half, pair, reward"),
+        ("{file}:missing", "it has: careless, half, pair, reward, word"),
+        ("{file}:constant", "has no function 'constant' for reward"),
         ("{file}:pair", r"must be a function of \(text\)"),
         ("{file}:", "reward=module:function"),
         ("no_such_module:reward", "Correct the module 'no_such_module'"),
+        ("{folder}/absent.py:reward", "Correct the module '.*absent.py' .* does not exist"),
+        (
+            "{folder}/broken.py:reward",
+            r"raised NameError: name 'absent' is not defined \(.*broken.py, line 2",
+        ),
     ],
 )
 def test_what_is_no_reward_is_refused(name: str, told: str, own: Path) -> None:
+    (own.parent / "broken.py").write_text("x = 1\nabsent\n")
     with pytest.raises(UserError, match=told):
-        make_rewards(name.format(file=own), 4.0)
+        make_rewards(name.format(file=own, folder=own.parent), 4.0)
 
 
-def test_a_reward_that_is_no_number_is_refused(own: Path) -> None:
-    with pytest.raises(UserError, match="finite number; it gave nan for 'x'"):
-        make_rewards(f"{own}:half", 4.0)(RECORDS[:1], ["x"], judged(0.0))
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("half", "finite number; it gave nan for 'x'"),
+        ("word", "finite number; it gave 'x' for 'x'"),
+        ("careless", r"it raised ZeroDivisionError: division by zero \(.*own_rewards.py, line 17\) for 'x'"),
+    ],
+)
+def test_what_a_reward_may_not_do(name: str, told: str, own: Path) -> None:
+    with pytest.raises(UserError, match=told):
+        make_rewards(f"{own}:{name}", 4.0)(RECORDS[:1], ["x"], judged(0.0))
 
 
 def test_a_run_with_an_own_reward(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +131,58 @@ def test_a_run_with_an_own_reward(own: Path, tmp_path: Path, monkeypatch: pytest
     assert "own_rewards.py" in events
 
 
-def test_a_file_of_settings_names_no_code(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = tmp_path / "ran"
-    own.write_text(f"open({str(ran)!r}, 'w').close()\n{OWN}")
-    (tmp_path / "a.yaml").write_text(f"reward: {own}:reward\n")
-    args = ["train", "gan", "--preset", "verify", f"out={tmp_path}", "--config", str(tmp_path / "a.yaml")]
+@pytest.fixture
+def ran(own: Path, tmp_path: Path) -> Path:
+    """The file that is there once the own code was imported."""
+    found = tmp_path / "ran"
+    own.write_text(f"open({str(found)!r}, 'w').close()\n{OWN}")
+    return found
+
+
+@pytest.mark.parametrize("way", ["file", "defaults", "name"])
+def test_a_file_of_settings_names_no_code(
+    way: str, own: Path, ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither itself nor by a file that it lists, also where the command line sets something else."""
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (folder / "named.yaml").write_text(f"reward: {own}:reward\n")
+    (folder / "listing.yaml").write_text("defaults: [named]\nseed: 3\n")
+    found = {
+        "file": ["--config", str(folder / "named.yaml")],
+        "defaults": ["--config", str(folder / "listing.yaml")],
+        "name": ["--config-path", str(folder), "--config-name", "listing"],
+    }
+    args = ["train", "gan", "--preset", "verify", f"out={tmp_path}", "reward_clip=2.0", *found[way]]
     assert main(args) == 2
     assert f"Give reward={own}:reward on the command line" in " ".join(capsys.readouterr().err.split())
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("text", ["builtins:print", "posix:_exit", "gan:describe", "gone.py:reward", "{own}:half"])
+def test_a_record_names_no_other_function(text: str, own: Path, ran: Path, tmp_path: Path) -> None:
+    """Not one of the interpreter, of a shipped recipe, nor another of a module whose function this user has started."""
+    text = text.format(own=own)
+    remember_recipe(str(own))
+    remember_recipe(str(own), "reward")
+    trusted = GanConfig(reward=f"{own}:reward")
+    require_trusted_code(recipe, trusted, [], tmp_path / "run")
+    with pytest.raises(UserError, match="if you trust it, give reward="):
+        require_trusted_code(recipe, replace(trusted, reward=text), [], tmp_path / "run")
+    require_trusted_code(recipe, replace(trusted, reward=text), ["reward"], tmp_path / "run")
+    assert not ran.exists()
+
+
+def test_a_run_that_is_only_used_runs_no_reward(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples, a comparison and an export need none; nor does a run that begins with its weights."""
+    train(tmp_path, f"reward={own}:reward", "max_steps=1", "schedule=constant")
+    run, ran = str(tmp_path / "run"), tmp_path / "ran"
+    own.write_text(f"open({str(ran)!r}, 'w').close()\n{OWN}")
+    sys.modules.pop(file_module(own))
+    assert main(["sample", run, "--prompt", "One?"]) == 0
+    assert main(["evaluate", run]) == 0
+    assert main(["export", run, str(tmp_path / "exported"), "--learner=generator"]) == 0
+    train(tmp_path, f"init_from={run}", "max_steps=1", "schedule=constant", name="next")
     assert not ran.exists()
 
 

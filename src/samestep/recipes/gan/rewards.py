@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from samestep import UserError
 from samestep.core.arguments import check_function
 from samestep.recipes.gan.data import Record
-from samestep.train.api.named_code import find_function
+from samestep.train.api.named_code import find_function, raised
 
 PROBABILITY, LOG_ODDS = "probability", "log_odds"
 
@@ -76,8 +77,11 @@ def find_reward(name: str) -> Callable[[RewardedText], Any]:
 
 
 def _value(name: str, function: Callable[[RewardedText], Any], text: RewardedText) -> float:
-    value = function(text)
-    if isinstance(value, bool | int | float) and math.isfinite(value):
+    try:
+        value = function(text)
+    except Exception as error:
+        raise UserError(f"Correct reward={name}: it raised {raised(error)} for {text.generated[:80]!r}.") from error
+    if isinstance(value, Real) and math.isfinite(value):
         return float(value)
     raise UserError(f"Let reward={name} return a finite number; it gave {value!r} for {text.generated[:80]!r}.")
 

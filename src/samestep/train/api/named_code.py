@@ -2,11 +2,12 @@
 
 A recipe lists them (`Recipe.code_settings`). What such a setting names is run, so it is taken only from the command
 line and from the recipe, which is code itself. A config file that names code is refused; so is a run that is resumed,
-unless the setting is given again, or this user has started a run with that code before. The code's files belong to
+unless the setting is given again, or this user has started a run with that function before. The code's files belong to
 those of the recipe: a resumed run says which of them have changed, and no stage is taken over from other code.
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from samestep.core.config.no_effect import Given
 from samestep.core.errors import UserError
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_module, recipe_path
-from samestep.train.api.trusted_recipes import require_trusted
+from samestep.train.api.trusted_recipes import is_trusted_function
 
 
 def find_function(setting: str, text: str) -> Callable[..., Any]:
@@ -24,11 +25,13 @@ def find_function(setting: str, text: str) -> Callable[..., Any]:
     module_name, _, name = text.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UserError(f"Write {setting}=module:function or {setting}=file.py:function, not {text!r}.")
+    what = f"the module {module_name!r} of {setting}={text}"
     try:
         module = find_module(module_name)
     except UserError as error:
-        what = f"the module {module_name!r} of {setting}={text}"
         raise UserError(f"Correct {what}, or run where it can be imported: {error}.") from error
+    except Exception as error:
+        raise UserError(f"Correct {what}: importing it raised {raised(error)}.") from error
     function = getattr(module, name, None)
     if not inspect.isroutine(function):
         own = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
@@ -36,9 +39,17 @@ def find_function(setting: str, text: str) -> Callable[..., Any]:
     return function
 
 
-def named_modules(recipe: Recipe, config: Any) -> list[str]:
-    """The modules and files that settings name functions of."""
-    return [text.rpartition(":")[0] for _, text in _named(recipe, config)]
+def raised(error: Exception) -> str:
+    """An error of the user's code and where it happened, for a sentence."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
+    return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+def named_functions(recipe: Recipe, config: Any) -> list[tuple[str, str, str]]:
+    """The settings that name functions, each with the module or file and the function."""
+    found = [(setting, *text.rpartition(":")) for setting, text in _named(recipe, config)]
+    return [(setting, module, function) for setting, module, _, function in found]
 
 
 def with_whole_paths(recipe: Recipe, config: Any) -> Any:
@@ -61,16 +72,15 @@ def refuse_code_of_file(recipe: Recipe, config: Any, given: Given, typed: Collec
 
 def require_trusted_code(recipe: Recipe, config: Any, typed: Collection[str], folder: Path) -> None:
     """Refuse to run code only because the run in `folder` names it, unless this user has started it before."""
-    for setting, text in _named(recipe, config):
+    for setting, module, function in named_functions(recipe, config):
+        text = f"{module}:{function}"
         if setting in typed or text in _of_recipe(recipe, setting):
             continue
-        try:
-            require_trusted(text.rpartition(":")[0], folder)
-        except UserError:
+        if not is_trusted_function(module, function, folder):
             raise UserError(
                 f"{folder} was trained with {setting}={text}, which is code that does not ship with samestep; if you "
                 f"trust it, give {setting}={text} again."
-            ) from None
+            )
 
 
 def require_own_code(recipe: Recipe, config: Any, started_with: Any, folder: Path) -> None:
