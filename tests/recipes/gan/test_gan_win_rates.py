@@ -45,7 +45,7 @@ def test_prompts_of_one_document_are_drawn_together(judge: ModuleType) -> None:
     documents = [str(number // 4) for number in range(4 * 60)]
 
     def contain_half() -> list[bool]:
-        better = np.repeat(random.normal(size=60), 4)[:, None]
+        better = np.repeat(2 * random.normal(size=60), 4)[:, None]
         wins = judge.win_shares(better + random.normal(size=(240, SAMPLES)), random.normal(size=(240, SAMPLES)))
         found = [judge.bootstrap(wins, groups, resamples=300) for groups in (None, documents)]
         return [low <= 0.5 <= high for _, low, high in found]

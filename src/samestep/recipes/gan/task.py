@@ -224,7 +224,7 @@ class Adversaries:
 
     def _is_saturated(self, batch: Batch) -> Tensor:
         """Whether the judge is so sure about a pair that a better text would hardly be rewarded."""
-        return batch["log_odds"].abs() >= self._config.reward_clip
+        return batch["is_shown"] & (batch["log_odds"].abs() >= self._config.reward_clip)
 
     def _train_generator(self, rollout: MicroBatches) -> Metrics:
         objective = self._config.objective
