@@ -39,6 +39,7 @@ from samestep.core.status import set_stopped
 from samestep.core.stop_signals import heeded
 from samestep.data.worker_queue import lost_worker
 from samestep.train.api.loop import Outcome
+from samestep.train.api.named_code import require_own_code
 from samestep.train.api.recipe_registry import find_recipe
 from samestep.train.record.run_status import write_exit_report
 from samestep.train.record.stop import StoppedEarly
@@ -143,7 +144,10 @@ def _config_of_rank_0(start: StartArguments, world: World) -> Configured:
     require_same_start(world, start.name, start.settings)
     made = start.config() if world.is_main else None
     data = world.share_through_store("settings", dump(made.config) if made else None)
-    return made or Configured(build(start.recipe.config, data))
+    if made is None:
+        made = Configured(build(start.recipe.config, data))
+        require_own_code(start.recipe, made.config, start.settings, Path(made.config.out))
+    return made
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:
