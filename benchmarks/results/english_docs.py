@@ -41,13 +41,48 @@ PACKAGES = {
 """Debian packages, and which of their files are read."""
 LARGEST = 2_800_000
 """Characters of a package at most: without this half of the text would be about Linux."""
-_BLOCKS = frozenset("p li dd dt td th blockquote figcaption div section article body page note item table".split())
-_HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
+_BLOCKS = frozenset(
+    [
+        "p",
+        "li",
+        "dd",
+        "dt",
+        "td",
+        "th",
+        "blockquote",
+        "figcaption",
+        "div",
+        "section",
+        "article",
+        "body",
+        "page",
+        "note",
+        "item",
+        "table",
+    ]
+)
+_HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 _SKIPPED = frozenset(
-    "head script style nav header footer pre form select button svg info links screen code-block".split()
+    [
+        "head",
+        "script",
+        "style",
+        "nav",
+        "header",
+        "footer",
+        "pre",
+        "form",
+        "select",
+        "button",
+        "svg",
+        "info",
+        "links",
+        "screen",
+        "code-block",
+    ]
 )
 _SKIPPED_CLASSES = re.compile(r"sphinxsidebar|navheader|navfooter|\brelated\b|\btoc\b|headerlink|\bsig\b|breadcrumb")
-_VOID = frozenset("br hr img input meta link col area base embed source wbr".split())
+_VOID = frozenset(["br", "hr", "img", "input", "meta", "link", "col", "area", "base", "embed", "source", "wbr"])
 _NUMBER = re.compile(r"^((chapter|appendix|section)\s+)?([0-9A-Z]{1,3}\.)+([0-9]+\.?)*\s+", re.IGNORECASE)
 Part = tuple[bool, str]
 """Whether it is a heading, and its text."""
@@ -208,7 +243,7 @@ def main() -> None:
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
-    options.out.write_bytes(lzma.compress(data, preset=9) if options.out.suffix == ".xz" else data)
+    options.out.write_bytes(lzma.compress(data) if options.out.suffix == ".xz" else data)
     for part in ("train", "validation", "test"):
         own = [len(record["text"]) for record in found if record["part"] == part]
         print(f"{part}: {len(own):,} documents, {sum(own):,} characters")
