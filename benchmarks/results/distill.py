@@ -304,9 +304,7 @@ def measure(folders: dict[str, Path], data: Data, results: dict[str, Any]) -> No
             "of_teacher": float(own.mean() / teacher.mean()),
             "of_teacher_interval": shares,
         }
-        say(
-            f"{name}: {own.mean():.4f}, {own.mean() / teacher.mean():.1%} of the teacher ({shares[0]:.1%} to {shares[1]:.1%})"
-        )
+        say(f"{name}: {own.mean():.4f}, {own.mean() / teacher.mean():.1%} ({shares[0]:.1%} to {shares[1]:.1%}) of it")
     if results["chosen"]:
         apart = values["samestep"]["test"] - values[results["chosen"]]["test"]
         results["samestep_less_library"] = {"mean": float(apart.mean()), "interval": interval(apart)}

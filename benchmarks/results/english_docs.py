@@ -42,44 +42,13 @@ PACKAGES = {
 LARGEST = 2_800_000
 """Characters of a package at most: without this half of the text would be about Linux."""
 _BLOCKS = frozenset(
-    [
-        "p",
-        "li",
-        "dd",
-        "dt",
-        "td",
-        "th",
-        "blockquote",
-        "figcaption",
-        "div",
-        "section",
-        "article",
-        "body",
-        "page",
-        "note",
-        "item",
-        "table",
-    ]
+    ["p", "li", "dd", "dt", "td", "th", "blockquote", "figcaption", "div"]
+    + ["section", "article", "body", "page", "note", "item", "table"]
 )
 _HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 _SKIPPED = frozenset(
-    [
-        "head",
-        "script",
-        "style",
-        "nav",
-        "header",
-        "footer",
-        "pre",
-        "form",
-        "select",
-        "button",
-        "svg",
-        "info",
-        "links",
-        "screen",
-        "code-block",
-    ]
+    ["head", "script", "style", "nav", "header", "footer", "pre", "form", "select", "button", "svg", "info"]
+    + ["links", "screen", "code-block"]
 )
 _SKIPPED_CLASSES = re.compile(r"sphinxsidebar|navheader|navfooter|\brelated\b|\btoc\b|headerlink|\bsig\b|breadcrumb")
 _VOID = frozenset(["br", "hr", "img", "input", "meta", "link", "col", "area", "base", "embed", "source", "wbr"])

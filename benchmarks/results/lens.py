@@ -1,7 +1,7 @@
 """A lens on a real model: warm start, the encoder alone, rewards; and what it is compared with.
 
     python benchmarks/results/lens.py --docs english_docs.jsonl.xz --model SmolLM2-135M-Instruct --out OUT   # a GPU
-    python benchmarks/results/lens.py --docs english_docs.jsonl.xz --out OUT --size small        # two cores, some minutes
+    python benchmarks/results/lens.py --docs english_docs.jsonl.xz --out OUT --size small        # two cores
     ... --smoke                                                                     # a few steps of everything
 
 One run ends after the encoder alone. Others take its stages over (`stages_from`) and train with rewards, each with
@@ -168,7 +168,7 @@ def training(run: Path) -> list[dict[str, float]]:
 def measure(run: Path, options: argparse.Namespace, results: dict[str, Any]) -> None:
     """Everything on the test part."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    world, batch_size = World.single(device=device) if device.type == "cuda" else World.single(), 256
+    world, batch_size = World.single(str(device)), 256
     kept: dict[str, dict[str, Tensor]] = {}
     for stage in ("warm_start", "encoder", "grpo"):
         trained = open_trained(str(run), "best", stage=stage)
@@ -292,7 +292,8 @@ def baselines(
             "fve_interval": [1 - float(high), 1 - float(low)],
             "kl_recovered": 1 - float(divergences[:, number].sum() / mean.sum()),
         }
-    apart = (errors["context 8"] - errors["context 8 and lens"]) / subject.variance
+    less = errors["context 8"] - errors["context 8 and lens"]
+    apart = less / subject.variance
     found["beyond the context"] = {
         "fve": float(apart.mean()),
         "interval": [float(edge) for edge in np.percentile(_resampled(apart), [2.5, 97.5])],

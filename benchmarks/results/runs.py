@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: documents, runs of samestep as processes, their metrics, intervals, results."""
+"""What the scripts of this folder share: documents, runs of samestep as processes, metrics, intervals, results."""
 
 import json
 import lzma
