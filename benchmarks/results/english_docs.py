@@ -41,15 +41,11 @@ PACKAGES = {
 """Debian packages, and which of their files are read."""
 LARGEST = 2_800_000
 """Characters of a package at most: without this half of the text would be about Linux."""
-_BLOCKS = frozenset(
-    ["p", "li", "dd", "dt", "td", "th", "blockquote", "figcaption", "div"]
-    + ["section", "article", "body", "page", "note", "item", "table"]
-)
+_BLOCKS = {"p", "li", "dd", "dt", "td", "th", "blockquote", "figcaption", "div", "section", "article", "body"}
+_BLOCKS |= {"page", "note", "item", "table"}
 _HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
-_SKIPPED = frozenset(
-    ["head", "script", "style", "nav", "header", "footer", "pre", "form", "select", "button", "svg", "info"]
-    + ["links", "screen", "code-block"]
-)
+_SKIPPED = {"head", "script", "style", "nav", "header", "footer", "pre", "form", "select", "button", "svg", "info"}
+_SKIPPED |= {"links", "screen", "code-block"}
 _SKIPPED_CLASSES = re.compile(r"sphinxsidebar|navheader|navfooter|\brelated\b|\btoc\b|headerlink|\bsig\b|breadcrumb")
 _VOID = frozenset(["br", "hr", "img", "input", "meta", "link", "col", "area", "base", "embed", "source", "wbr"])
 _NUMBER = re.compile(r"^((chapter|appendix|section)\s+)?([0-9A-Z]{1,3}\.)+([0-9]+\.?)*\s+", re.IGNORECASE)

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=14.0, help="for all of it")
     parser.add_argument("--steps", nargs=3, type=int, help="of warm start, encoder alone, rewards")
     parser.add_argument("--variants", nargs="*", help="which trials with rewards to run")
-    parser.add_argument("--fit_rows", type=int, default=16_384, help="activations that regressions are fitted on")
+    parser.add_argument("--fit_rows", type=int, default=8_192, help="activations that regressions are fitted on")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
     options = parser.parse_args()
     options.out = options.out.resolve()
@@ -131,7 +131,7 @@ def train(options: argparse.Namespace, results: dict[str, Any]) -> dict[str, Pat
     variants = {name: own for name, own in VARIANTS[size].items() if not options.variants or name in options.variants}
     running = {}
     # The last part of the time is for the test part.
-    left = max(30.0, options.end - time.monotonic() - (20 if smoke else 120))
+    left = max(30.0, options.end - time.monotonic() - (20 if smoke else 200))
     for name, own in variants.items():
         settings = {f"grpo.{key}": value for key, value in own.items()}
         settings |= {"grpo.max_steps": rewards, "stages_from": out / "runs" / "warm", "max_time": f"{int(left)}s"}
