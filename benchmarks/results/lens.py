@@ -115,6 +115,8 @@ def train(options: argparse.Namespace, results: dict[str, Any]) -> dict[str, Pat
     if smoke:
         common |= {"validate_every": 2, "activation_dumper.num_samples": 4096}
         common |= {"activation_dumper.validation_samples": 64, "activation_dumper.test_samples": 128}
+    if smoke and not options.model:
+        common["pretrain.max_steps"] = 10
     preset = "gpt2" if options.model else "tiny"
 
     def launch(name: str, own: dict[str, Any]) -> tuple[Any, Path]:
