@@ -260,8 +260,15 @@ def read_set(folder: Path) -> tuple[list[str], list[str], list[int]]:
 def _evaluator(folder: Path) -> Any:
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
+    class MainMetric(InformationRetrievalEvaluator):  # type: ignore[misc]
+        """One number, which `old_fit` keeps the best weights by."""
+
+        def __call__(self, *args: Any, **options: Any) -> float:
+            found = super().__call__(*args, **options)
+            return float(found[self.primary_metric])
+
     queries, passages, answers = read_set(folder)
-    return InformationRetrievalEvaluator(
+    return MainMetric(
         {str(n): query for n, query in enumerate(queries)},
         {f"p{n}": passage for n, passage in enumerate(passages)},
         {str(n): {f"p{answer}"} for n, answer in enumerate(answers)},
