@@ -259,9 +259,8 @@ def samples(
 def _continued(network: nn.Module, tokens: Tensor, length: int, text: Corpus) -> Tensor:
     """`length` tokens more, one by one, at temperature 0.8.
 
-    The network always sees rows of the full length, which it was trained and measured with: what stands behind a
-    position does not change it, and kernels of attention for a row of a single token gave values that are no numbers
-    on a GPU.
+    The network always sees rows of the full length: what stands behind a position does not change it. Rows that grow
+    from a single token gave values that are no numbers on a GPU (bf16, torch 2.11), and not on a CPU.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     begun = tokens.shape[1]
