@@ -73,7 +73,7 @@ def _row_of_lens(results: dict[str, Any]) -> tuple[str, ...]:
 def _row_of_distill(results: dict[str, Any]) -> tuple[str, ...]:
     found = results["ndcg@10"]
     shares = f"**{part(found['samestep'])}**", part(found[results["chosen"]])
-    return ("[distill](results/distill.md)", *shares, "yes; baseline is better", f"{results['minutes']:.0f}")
+    return ("[distill](results/distill.md)", *shares, "yes, below baseline", f"{results['minutes']:.0f}")
 
 
 def _row_of_mdlm(results: dict[str, Any]) -> tuple[str, ...]:
