@@ -183,7 +183,7 @@ def _facts(report: RunReport) -> dict[str, str]:
     best = summary.best
     devices = dict.fromkeys(str(launch["device"]) for launch in launches if launch.get("device"))
     hosts = dict.fromkeys(str(launch["host"]) for launch in launches if launch.get("host"))
-    command = next((each["command"] for each in launches if isinstance(each.get("command"), list)), [])
+    command: list[object] = next((each["command"] for each in launches if isinstance(each.get("command"), list)), [])
     of = f" of {summary.steps:,}" if summary.steps else ""
     again = shown_command([str(word) for word in command], launches[0].get("world") or 1) if command else ""
     return {
@@ -252,7 +252,7 @@ def _ranks(runs: Sequence[RunReport]) -> Iterator[Html]:
 def _time_bars(times: RankTimes) -> Html:
     """A bar for each rank, of up to 32."""
     parts, kinds = times.parts(), {"computing": "blue", "getting data": "orange", "waiting for other ranks": "grey"}
-    total = sum(parts.values())
+    total = np.sum(list(parts.values()), axis=0)
     longest, ranks = float(np.max(total)) or 1.0, min(times.ranks, 32)
     drawn, wide, left = [], 420.0, 60.0
     for rank in range(ranks):
