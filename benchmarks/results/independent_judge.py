@@ -42,7 +42,8 @@ class Scorer(nn.Module):
         """[rows]: one number each."""
         hidden = self.body(input_ids=tokens, attention_mask=is_token, use_cache=False).last_hidden_state.float()
         mean = (hidden * is_text[..., None]).sum(1) / is_text.sum(1, keepdim=True).clamp(min=1)
-        return (mean * self.out).sum(1)
+        scores: Tensor = (mean * self.out).sum(1)
+        return scores
 
 
 class IndependentJudge:
@@ -101,7 +102,8 @@ class IndependentJudge:
             is_text[row, before : len(own)] = 1
         given = (each.to(self._device) for each in (tokens, is_token, is_text))
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device.startswith("cuda")):
-            return self._scorer(*given)
+            scores: Tensor = self._scorer(*given)
+        return scores
 
 
 def win_shares(first: np.ndarray, second: np.ndarray) -> np.ndarray:
