@@ -5,19 +5,17 @@ samestep train examples/clip.py --nproc 2
 samestep verify examples/clip.py
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Config, Metrics, Recipe, Stage, Tick, WholeSet
+from samestep import Batch, Bench, Config, Metrics, Recipe, Stage, Tick, WholeSet, augmented
 
-GLYPHS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", "75757", "75717"]
-"""Five rows of three pixels each: 5 is 101."""
-DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+ROWS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", "75757", "75717"]
+"""Of each digit five rows of three pixels: 5 is 101."""
+DIGITS = dict(zip(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], ROWS))
 COLOURS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "yellow": (1, 1, 0), "white": (1, 1, 1)}
 TOPS, LEFTS = {"top": 0, "middle": 3, "bottom": 7}, {"left": 0, "centre": 4, "right": 8}
 WORDS = ["a", "on", "at", "the", *DIGITS, *COLOURS, *TOPS, *LEFTS]
@@ -32,24 +30,15 @@ class Clip(Config):
     """Numbers in the vectors that are compared."""
 
 
-class Pairs:
-    """Images, and captions such as "a red seven on blue at the top left"."""
-
-    def __init__(self, scenes: np.ndarray) -> None:
-        self.scenes = scenes
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, number: int, random: np.random.Generator) -> dict[str, Tensor]:
-        ink, digit, ground, top, left = SCENES[self.scenes[number]]
-        caption = f"a {ink} {digit} on {ground} at the {top} {left}"
-        drawn = np.array([[bit == "1" for bit in f"{int(row):03b}"] for row in GLYPHS[DIGITS.index(digit)]])
-        image, column = np.full((12, 12, 3), COLOURS[ground], dtype=np.float32) / 2, LEFTS[left]
-        image[TOPS[top] : TOPS[top] + 5, column : column + 3][drawn] = COLOURS[ink]
-        image += 0.2 * random.standard_normal(image.shape, dtype=np.float32)  # other noise in each epoch
-        words = torch.tensor([WORDS.index(word) for word in caption.split()])
-        return {"image": torch.from_numpy(image).permute(2, 0, 1), "words": words}
+def drawn(scene: tuple[str, ...]) -> Batch:
+    """An image, and a caption such as "a red seven on blue at the top left"."""
+    ink, digit, ground, top, left = scene
+    image = torch.tensor(COLOURS[ground]).repeat(12, 12, 1) / 2
+    glyph = torch.tensor([[bit == "1" for bit in f"{int(row):03b}"] for row in DIGITS[digit]])
+    image[TOPS[top] : TOPS[top] + 5, LEFTS[left] : LEFTS[left] + 3][glyph] = torch.tensor(COLOURS[ink]) * 1.0
+    noisy = image + 0.2 * torch.randn(image.shape)  # follows from seed, epoch and row
+    caption = f"a {ink} {digit} on {ground} at the {top} {left}"
+    return {"image": noisy.permute(2, 0, 1), "words": torch.tensor([WORDS.index(word) for word in caption.split()])}
 
 
 class Towers(nn.Module):
@@ -66,7 +55,7 @@ class Towers(nn.Module):
         return {"image": self.log_scale.exp() * image, "text": text}  # what is learned belongs in here, also a scale
 
 
-def couple(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+def couple(rows: Batch, own: slice) -> dict[str, Tensor]:
     """Of the rows of the whole global batch, the loss of this rank's own."""
     truth = torch.arange(len(rows["text"]), device=rows["text"].device)[own]
     to_text = nn.functional.cross_entropy(rows["image"][own] @ rows["text"].T, truth, reduction="none")
@@ -74,25 +63,24 @@ def couple(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
     return {"contrast": (to_text + to_image) / 2}
 
 
-def retrieval(rows: dict[str, Tensor]) -> dict[str, float]:
+def retrieval(rows: Batch) -> dict[str, float]:
     scores, truth = rows["image"] @ rows["text"].T, torch.arange(len(rows["text"]))
-    found = {"text_found": scores.argmax(1) == truth, "image_found": scores.argmax(0) == truth}
-    shares = {name: float(is_right.double().mean()) for name, is_right in found.items()}
-    return {**shares, "temperature": 1 / float(rows["image"].norm(dim=1).mean())}
+    text, image = ((scores.argmax(side) == truth).double().mean().item() for side in (1, 0))
+    return {"text_found": text, "image_found": image, "temperature": 1 / rows["image"][0].norm().item()}
 
 
 class Contrast:
     def __init__(self, bench: Bench) -> None:
         self.learner = bench.learner(Towers(bench.config.width))
-        scenes = np.random.default_rng(0).permutation(len(SCENES))
-        self.feed, self.held_out = bench.feed(Pairs(scenes[300:])), bench.evaluation_feed(Pairs(scenes[:300]))
+        self.feed = bench.feed(augmented([scene for number, scene in enumerate(SCENES) if number % 7], drawn))
+        self.held_out = bench.evaluation_feed(augmented(SCENES[::7], drawn))
         self.length, self.state = self.feed.length, {"model": self.learner}
 
     def step(self, tick: Tick) -> Metrics:
-        return self.learner.update_coupled(self.feed[tick.step], Towers.__call__, couple)
+        return self.learner.update_coupled(self.feed[tick.step], lambda net, batch: net(batch), couple)
 
     def validate(self, tick: Tick) -> dict[str, float]:
-        found = WholeSet(Towers.__call__, retrieval).evaluate(self.learner, self.held_out)
+        found = WholeSet(lambda net, batch: net(batch), retrieval).evaluate(self.learner, self.held_out)
         return {f"val/{name}": value for name, value in found.items()}
 
 

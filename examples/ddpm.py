@@ -1,11 +1,11 @@
 """A diffusion model (DDPM) learns to draw digits, and shows what it draws while it learns. Try it with
 
-samestep train examples/ddpm.py             # pictures: TensorBoard, runs/ddpm-default-1/artifacts/denoise/digits.png
-samestep train examples/ddpm.py --nproc 2   # the same pictures
+samestep train examples/ddpm.py     # also --nproc 2; see runs/ddpm-default-1/artifacts/denoise/digits.png, TensorBoard
 samestep verify examples/ddpm.py
 """
 
-from dataclasses import dataclass
+import math
+from functools import partial
 
 import torch
 from PIL import Image
@@ -15,18 +15,10 @@ from samestep import Average, Batch, Bench, Config, Every, Fit, Recipe, Stage, n
 
 DIGITS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", "75757", "75717"]
 """Five rows of three pixels each: 5 is 101."""
-TIMES, PIXELS = 100, torch.arange(64)
+TIMES, PIXELS = 100, torch.arange(64)  # of a picture of 8 x 8
 KEPT = torch.linspace(0, 1.55, TIMES + 1, dtype=torch.float64).cos().square()
 """How much of the variance is still the image's: all of it at time 0, nearly nothing at the last."""
 TIME, ADDED, DRAWN = noise.purpose("time"), noise.purpose("added"), noise.purpose("drawn")
-
-
-@dataclass(frozen=True)
-class Diffusion(Config):
-    """Learn to draw digits."""
-
-    width: int = 32
-    """Channels of the network."""
 
 
 def images() -> list[Batch]:
@@ -38,32 +30,33 @@ def images() -> list[Batch]:
 
 
 class Denoiser(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
-        self.times, self.digits = nn.Embedding(TIMES + 1, width), nn.Embedding(10, width)
-        self.first, self.last = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 1, 3, padding=1)
-        reaches = [nn.Conv2d(width, width, 3, padding=reach, dilation=reach) for reach in (1, 2, 4, 2, 1)]
-        self.blocks = nn.ModuleList(nn.Sequential(nn.GroupNorm(2, width), nn.SiLU(), reach) for reach in reaches)
+        self.first, self.about, self.last = nn.Linear(64, width), nn.Linear(18, width), nn.Linear(width, 64)
+        blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(5)]
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, image: Tensor, time: Tensor, digit: Tensor) -> Tensor:
-        about, x = (self.times(time) + self.digits(digit))[:, :, None, None], self.first(image.view(-1, 1, 8, 8))
+        waves = (time[:, None] * torch.arange(8, device=time.device) * math.pi / TIMES).cos()
+        about = torch.cat((waves, nn.functional.one_hot(digit, 10)), 1).to(image)
+        x, about = self.first(image), self.about(about)
         for block in self.blocks:
             x = x + block(x + about)
-        return self.last(x).flatten(1)
+        return self.last(x)  # a guess of the image without noise
+
+
+def loss(net: nn.Module, batch: Batch, seed: int) -> dict[str, Tensor]:
+    epoch, index = batch["ids"].split(1, dim=1)  # keys of noise: the same on any number of ranks
+    time = 1 + noise.integers(TIMES, seed, TIME, epoch, index)
+    added, kept = noise.normal(seed, ADDED, epoch, index, PIXELS.to(index)), KEPT.to(batch["image"])[time]
+    guess = net(kept.sqrt() * batch["image"] + (1 - kept).sqrt() * added, time[:, 0], batch["digit"])
+    return {"error": (guess - batch["image"]).square().mean(1)}
 
 
 def build(bench: Bench) -> Fit:
-    def loss(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        seed, (epoch, index) = bench.config.seed, batch["ids"].split(1, dim=1)  # keys: the same on any number of ranks
-        time = 1 + noise.integers(TIMES, seed, TIME, epoch, index)
-        added = noise.normal(seed, ADDED, epoch, index, PIXELS.to(index))
-        kept = KEPT.to(added)[time]
-        guess = net(kept.sqrt() * batch["image"] + (1 - kept).sqrt() * added, time[:, 0], batch["digit"])
-        return {"error": (guess - added).square().mean(1)}
-
-    learner, rows = bench.learner(Denoiser(bench.config.width)), images()
-    average = Average(learner, decay=0.995)
-    return Fit(learner, bench.feed(rows * 10), loss, validation=bench.evaluation_feed(rows), average=average)
+    learner, rows = bench.learner(Denoiser()), images()  # validation: the same ones, under noise that is fixed
+    feed, validation, average = bench.feed(rows * 20), bench.evaluation_feed(rows), Average(learner, decay=0.995)
+    return Fit(learner, feed, partial(loss, seed=bench.config.seed), validation=validation, average=average)
 
 
 def drawn(net: nn.Module, seed: int, number: Tensor) -> Tensor:
@@ -71,8 +64,7 @@ def drawn(net: nn.Module, seed: int, number: Tensor) -> Tensor:
     image = noise.normal(seed, DRAWN, TIMES, number[:, None], PIXELS.to(number))
     for time in range(TIMES, 0, -1):
         now, then = KEPT[time].item(), KEPT[time - 1].item()
-        guess = net(image, torch.full_like(number, time), number % 10)
-        clean = ((image - (1 - now) ** 0.5 * guess) / now**0.5).clamp(-1, 1)
+        clean = net(image, torch.full_like(number, time), number % 10)
         mean = (then**0.5 * (1 - now / then) * clean + (now / then) ** 0.5 * (1 - then) * image) / (1 - now)
         fresh = noise.normal(seed, DRAWN, time - 1, number[:, None], PIXELS.to(number))
         image = mean + ((1 - now / then) * (1 - then) / (1 - now)) ** 0.5 * fresh
@@ -90,11 +82,9 @@ def draw(task: Fit, bench: Bench) -> None:
         Image.fromarray((255 * picture).round().byte().numpy()).save(path)
 
 
-def hooks(task: Fit, bench: Bench) -> list[Every]:
-    return [Every(500, lambda tick: draw(task, bench))]
-
-
-stages = [Stage("denoise", build, validate=Fit.validate, best=("val/error", "min"), hooks=hooks, finish=draw)]
-default = {"global_batch_size": 64, "batch_size": 64, "epochs": 60, "learning_rate": 0.003, "weight_decay": 0.0}
-small = {"width": 4, "global_batch_size": 10, "batch_size": 4, "max_steps": 8}
-recipe = Recipe(config=Diffusion, stages=lambda config: stages, presets={"default": default, "verify": small})
+stage = Stage(
+    "denoise", build, Fit.validate, ("val/error", "min"), draw, hooks=lambda *made: [Every(500, lambda _: draw(*made))]
+)
+default = {"global_batch_size": 64, "batch_size": 64, "epochs": 40, "learning_rate": 0.003, "weight_decay": 0.0}
+small = {"global_batch_size": 10, "batch_size": 4, "max_steps": 8}
+recipe = Recipe(config=Config, stages=lambda config: [stage], presets={"default": default, "verify": small})

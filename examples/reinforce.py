@@ -6,7 +6,6 @@ samestep verify examples/reinforce.py
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,12 @@ class CartPole(Config):
 
     moves: int = 200
     """Moves of an episode: the best return there is."""
-    discount: float = 0.98
-    """How much less each later move counts."""
 
 
 def starts(count: int, seed: int) -> list[Batch]:
     """Place and speed of the cart, angle and angular speed of the pole: all nearly 0."""
-    random = torch.Generator().manual_seed(seed)
-    return [{"start": state} for state in 0.1 * torch.rand(count, 4, generator=random) - 0.05]
+    states = torch.rand(count, 4, generator=torch.Generator().manual_seed(seed))
+    return [{"start": state} for state in 0.1 * states - 0.05]
 
 
 def moved(state: Tensor, push: Tensor) -> Tensor:
@@ -41,7 +38,7 @@ def moved(state: Tensor, push: Tensor) -> Tensor:
 
 class Balance:
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.config = bench, bench.config
+        self.bench, self.moves = bench, bench.config.moves
         self.policy = bench.learner(nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)))
         self.feed, self.held_out = bench.feed(starts(1024, seed=1)), bench.evaluation_feed(starts(64, seed=2))
         self.draws = bench.draws("push")  # a function of step, episode and move: the same on any number of ranks
@@ -49,39 +46,42 @@ class Balance:
 
     def play(self, net: nn.Module, batch: Batch, step: int, temperature: float) -> Batch:
         state, stands, seen = batch["start"], torch.ones_like(batch["live"]), []
-        for move in range(self.config.moves):  # all of them on every rank, also when its poles have fallen
+        for move in range(self.moves):  # all of them on every rank, also when its poles have fallen
             push = self.draws.pick(net(state), step=step, ids=batch["ids"], position=move, temperature=temperature)
             seen.append((state, push, stands))
             state = torch.where(stands[:, None], moved(state, push), state)
             stands = stands & (state[:, 0].abs() < 2.4) & (state[:, 2].abs() < 0.2095)
-        return dict(zip(("state", "push", "stands"), (torch.stack(part, 1) for part in zip(*seen))))
-
-    def rollout(self, step: int, batch: Batch) -> Batch:
-        with self.policy.inference() as net:
-            episode = self.play(net, batch, step, temperature=1.0)
-        left = episode["stands"].flip(1).cumsum(1).flip(1)  # moves that the pole still stands, each with the reward 1
-        return {**episode, "to_go": (1 - self.config.discount**left) / (1 - self.config.discount)}
+        states, pushes, stood = (torch.stack(part, 1) for part in zip(*seen))
+        return {"state": states, "push": pushes, "stands": stood, "to_go": to_go(stood)}
 
     def step(self, tick: Tick) -> Metrics:
-        count = lambda batch: {"policy": batch["stands"].sum(1)}  # noqa: E731
-        rows = self.bench.produced(self.feed[tick.step], partial(self.rollout, tick.step), count=count)
-        own = [batch["to_go"][batch["stands"] & batch["live"][:, None]] for batch in rows.batches]
-        moments = policy.moments_of(self.bench.world, torch.cat(own))  # over all moves of the global batch
-        for batch in rows.batches:
-            batch["advantage"] = policy.standardized(batch["to_go"], moments).values
+        def rollout(batch: Batch) -> Batch:
+            with self.policy.inference() as net:
+                return self.play(net, batch, tick.step, temperature=1.0)
+
+        rows = self.bench.produced(
+            self.feed[tick.step], rollout, count=lambda batch: {"policy": batch["stands"].sum(1)}
+        )
+        for batch, found in zip(rows.batches, policy.batch_advantages(self.bench.world, rows, "to_go", "stands")):
+            batch["advantage"] = found.values  # compared with all moves of the global batch
         return self.policy.update(rows, loss, mix={"policy": 1.0})  # the return is only logged
 
-    def greedy(self, net: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {"return": self.play(net, batch, 0, temperature=0.0)["stands"].sum(1).double()}
-
     def validate(self, tick: Tick) -> dict[str, float]:
-        return {"val/return": evaluate(self.policy, self.held_out, self.greedy)["return"]}
+        def greedy(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            return {"return": self.play(net, batch, 0, temperature=0.0)["stands"].sum(1).double()}
+
+        return {"val/return": evaluate(self.policy, self.held_out, greedy)["return"]}
+
+
+def to_go(stands: Tensor, discount: float = 0.98) -> Tensor:
+    """The reward from each move on: 1 for every move at which the pole stands, the later the less."""
+    return (1 - discount ** stands.flip(1).cumsum(1).flip(1)) / (1 - discount)
 
 
 def loss(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
     chosen = net(batch["state"]).log_softmax(2).gather(2, batch["push"][..., None])[..., 0]
-    objective = torch.where(batch["stands"], batch["advantage"] * chosen, 0.0).sum(1)
-    return {"policy": -objective, "return": batch["stands"].sum(1).to(objective)}
+    lost = -torch.where(batch["stands"], batch["advantage"] * chosen, 0.0).sum(1)
+    return {"policy": lost, "return": batch["stands"].sum(1).to(lost)}
 
 
 stages = [Stage("balance", Balance, Balance.validate, ("val/return", "max"), shown=["return", "val/return"])]

@@ -56,12 +56,20 @@ def standardized(rewards: Tensor, found: Moments) -> Advantages:
     return Advantages((rewards - found.mean) / found.std, torch.zeros_like(rewards, dtype=torch.bool))
 
 
-def batch_advantages(world: World, rollout: MicroBatches, reward: str = "reward") -> list[Advantages]:
+def batch_advantages(
+    world: World, rollout: MicroBatches, reward: str = "reward", where: str | None = None
+) -> list[Advantages]:
     """Rewards compared with those of the whole global batch, for each micro-batch of this rank:
 
-    (reward - mean) / standard deviation. Collective: all ranks call it alike.
+    (reward - mean) / standard deviation. Rewards are by row, or by token with `where`, the name of a mask of the same
+    shape: then mean and deviation are of what it marks. Collective: all ranks call it alike.
     """
-    found = moments(world, rollout, reward)
+    if where is None:
+        found = moments(world, rollout, reward)
+    else:
+        batches = enumerate(rollout.batches)
+        marked = [batch[reward][batch[where] & (not rollout.is_filler(number))] for number, batch in batches]
+        found = moments_of(world, torch.cat(marked))
     return [standardized(batch[reward], found) for batch in rollout.batches]
 
 

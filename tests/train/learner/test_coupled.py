@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from samestep.core.errors import RunFailed, UserError
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled, micro_batches
+from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
@@ -162,12 +163,12 @@ def around_the_wrapper(world: World, strategy: str) -> None:
 
 def weights_do_not_couple(world: World, strategy: str) -> None:
     """Where rows are compared, a weight would get the gradient of one rank's rows."""
-    learner = learner_of(made(Scaled), world, strategy)
-
-    def scaled(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
-        return {"match": learner.module.scale * couple(rows, own)["match"]}
-
     for micro in (100, 2):
+        learner = learner_of(made(Scaled), world, strategy)
+
+        def scaled(rows: Mapping[str, Tensor], own: slice, learner: Learner = learner) -> dict[str, Tensor]:
+            return {"match": learner.module.scale * couple(rows, own)["match"]}
+
         with pytest.raises(UserError, match=r"couple\(rows, own\) uses the weight 'scale' of the network"):
             learner.update_coupled(feed_of(Points(8), world, 8, micro, steps=1)[0], embed, scaled)
 

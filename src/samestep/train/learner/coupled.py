@@ -94,7 +94,6 @@ class Coupled:
         ]
         return leaves, sums, rows
 
-
     def _backward_to(self, leaves: Mapping[str, Tensor], total: Tensor) -> None:
         """To the rows, and no further: a weight that `couple` uses would get the gradient of this rank's rows alone."""
         rows = [leaf for leaf in leaves.values() if leaf.requires_grad]
@@ -103,7 +102,7 @@ class Coupled:
             if gradient is not None:
                 raise UserError(
                     f"couple(rows, own) uses the weight {name!r} of the network, whose gradient would depend on the "
-                    "number of ranks; use it in embed(module, batch), such as a learned scale: multiply rows by it there"
+                    "number of ranks; use it in embed(module, batch): multiply rows there by a learned scale"
                 )
         for leaf, gradient in zip(rows, gradients):
             leaf.grad = gradient
