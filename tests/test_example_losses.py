@@ -90,7 +90,7 @@ def test_the_loss_of_the_diffusion_model_is_that_of_the_paper() -> None:
     rows = [{**row, "image": row["image"].double()} for row in ddpm.images()[:200:40]]
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     batch["ids"] = torch.tensor([[2, number] for number in (3, 1, 4, 1, 5)])
-    net, kept = ddpm.Denoiser().double(), 1.0
+    net, kept = ddpm.Denoiser().double().requires_grad_(False), 1.0
     found = ddpm.loss(net, batch, seed=7)["error"]
     steps = {0: 1.0}
     for time, beta in enumerate(betas_of(ddpm), 1):
@@ -101,7 +101,7 @@ def test_the_loss_of_the_diffusion_model_is_that_of_the_paper() -> None:
         added = torch.stack([noise.normal(7, noise.purpose("added"), epoch, index, pixel) for pixel in range(64)])
         noisy = math.sqrt(steps[time]) * batch["image"][row] + math.sqrt(1 - steps[time]) * added
         guess = net(noisy[None], torch.tensor([time]), batch["digit"][row : row + 1])[0]
-        assert float(found[row].detach()) == pytest.approx(
+        assert float(found[row]) == pytest.approx(
             float((batch["image"][row] - guess).square().mean()), rel=1e-9
         )
 
