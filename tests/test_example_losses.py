@@ -101,9 +101,7 @@ def test_the_loss_of_the_diffusion_model_is_that_of_the_paper() -> None:
         added = torch.stack([noise.normal(7, noise.purpose("added"), epoch, index, pixel) for pixel in range(64)])
         noisy = math.sqrt(steps[time]) * batch["image"][row] + math.sqrt(1 - steps[time]) * added
         guess = net(noisy[None], torch.tensor([time]), batch["digit"][row : row + 1])[0]
-        assert float(found[row]) == pytest.approx(
-            float((batch["image"][row] - guess).square().mean()), rel=1e-9
-        )
+        assert float(found[row]) == pytest.approx(float((batch["image"][row] - guess).square().mean()), rel=1e-9)
 
 
 @pytest.mark.usefixtures("float64")
