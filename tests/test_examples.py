@@ -23,7 +23,7 @@ LINES = {
     "sine": 60,
     "gan": 60,
     "preference": 60,
-    "finetune": 60,
+    "finetune": 90,
     "teacher": 70,
     "own_loop": 35,
     "porting/hf_trainer_before": 40,
@@ -33,6 +33,8 @@ LINES = {
     "porting/lightning_before": 60,
     "porting/lightning_after": 50,
     "image_classifier": 90,
+    "gpt": 90,
+    "sequence_classifier": 90,
     "reinforce": 90,
     "ddpm": 90,
     "clip": 90,
@@ -69,7 +71,7 @@ def trained(folder: Path, name: str, *args: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "clip"])
+@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "finetune", "clip"])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
 

@@ -26,6 +26,7 @@ from samestep.train.session.banner import banner_lines
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
+from samestep.train.session.missing_file import missing_file
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
@@ -98,7 +99,12 @@ class StageRun:
 
     def _build(self, bench: Bench) -> tuple[Task, Sequence[Hook]]:
         """The task and the hooks that the recipe makes, checked."""
-        task: Task = self._stage.build(bench)
+        try:
+            task: Task = self._stage.build(bench)
+        except FileNotFoundError as error:
+            if (sentence := missing_file(error, self._config)) is None:
+                raise
+            raise sentence from error
         check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
