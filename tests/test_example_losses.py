@@ -1,11 +1,10 @@
 """What examples compute, beside the same written down once more: from a paper's formulas, or for a whole batch."""
 
-import importlib.util
 import math
-import sys
+import runpy
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +22,8 @@ PLAIN = OptimSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip=0.5)
 
 
 def example(name: str) -> Any:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec and spec.loader
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What an example defines."""
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / f"{name}.py")))
 
 
 def clip_compares_every_image_with_every_caption(world: World, strategy: str) -> None:
@@ -77,7 +72,7 @@ class Guessing(nn.Module):
         return self.clean + 0.1 * (image + time[:, None]).sin()
 
 
-def betas_of(ddpm: ModuleType) -> list[float]:
+def betas_of(ddpm: Any) -> list[float]:
     """By how much the variance of the image shrinks in each step, from which the paper begins."""
     return [1 - float(after / before) for before, after in pairwise(ddpm.KEPT)]
 
