@@ -228,9 +228,7 @@ def advantages_of_tokens(world: World, strategy: str) -> None:
         for batch, each in zip(rows.batches, found, strict=True):
             wanted = (batch["rewards"] - every.mean()) / every.std(correction=0)
             torch.testing.assert_close(each.values, wanted, rtol=1e-12, atol=1e-12)
-        with pytest.raises(
-            samestep.UserError, match="give rewards 'reward' and a mask 'written' of one shape"
-        ):
+        with pytest.raises(samestep.UserError, match="give rewards 'reward' and a mask 'written' of one shape"):
             policy.batch_advantages(world, rows, "reward", where="written")
 
 
