@@ -122,7 +122,8 @@ class Learner(LearnedNetwork):
     ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         micro_batches = for_update(micro_batches)
-        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls)
+        weights = {} if self.has_updated else dict(self._trained)
+        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls, weights)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
             return weigh(self.name, rows, count, micro_batches, trained_terms(self.name, rows, mix))
