@@ -114,7 +114,8 @@ def expected(tp: Any) -> str:
     if len(members(tp)) > 1:
         return " or ".join(expected(member) for member in members(tp))
     if get_origin(tp) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(tp))
+        choices = [str(choice) for choice in get_args(tp)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if is_list(tp):
         return f"a list such as [a, b] of type {type_text(tp)}"
     if is_dict(tp):

@@ -178,10 +178,10 @@ def subject_of(
 ) -> Subject:
     """What is measured, with baselines that are fitted now. Collective."""
     own = config.evaluation
-    baselines = fit_baselines(ask, found.train, own.fit_rows, config.batch_size, world)
+    baselines = fit_baselines(ask, found.train, own.fit_rows, config.rows_at_once, world)
     part, table = found.last
     rows = SpreadRows(table, own.rows)
-    activations = compute_values(rows, lambda batch: {"A": activation_of(ask, batch)}, config.batch_size, world)["A"]
+    activations = compute_values(rows, lambda batch: {"A": activation_of(ask, batch)}, config.rows_at_once, world)["A"]
     return Subject(Measuring(ask, model, baselines, own.best_of), rows, part, variance_of(activations), stage)
 
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from samestep.core import launch_env
 from samestep.core.config import build, dump
 from samestep.core.disk_space import describe_full_disk, is_disk_full, no_space
@@ -47,17 +45,9 @@ from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, StartArguments, require_same_start
 from samestep.world.failures import PeerFailed
 from samestep.world.frames import DifferentMessages
+from samestep.world.memory import is_out_of_memory
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World
-
-_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that a device or the machine has no memory left; there are many such errors."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY_MESSAGES)
 
 
 def memory_sentence(error: BaseException, batch_size: int) -> str:
@@ -311,7 +301,7 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         problem = f"out of memory ({type(error).__name__}: {error})"
         advice = f"stage {stage!r} has a batch_size of its own: make it smaller in the stage's config, and resume"
     else:
-        size, global_batch = session.config.batch_size, session.config.global_batch_size
+        size, global_batch = session.batch_size, session.config.global_batch_size
         problem, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
         text = f"with batch_size {size // 2}; the global batch stays {global_batch}"
         retry = {"retry_batch_size": size // 2, "retry_text": text} if size > 1 else {}

@@ -27,6 +27,7 @@ from samestep.train.api.named_code import named_functions
 from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.api.trusted_recipes import remember_recipe
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import AUTO
 from samestep.train.record.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
 from samestep.train.record.run_record import (
     CodeChanges,
@@ -266,11 +267,21 @@ class Session:
 
     def own_batch_size(self) -> str:
         """The name of the stage that runs now, if its micro-batches do not follow the run's batch_size; else empty."""
-        stage, doubled = self._running, replace(self.config, batch_size=2 * self.config.batch_size)
+        stage, config = self._running, self.config
         if stage is None or stage.config is None:
             return ""
-        follows = stage_config(stage, doubled).batch_size > stage_config(stage, self.config).batch_size
+        if config.batch_size == AUTO:
+            return "" if stage_config(stage, config).batch_size == AUTO else stage.name
+        doubled = replace(config, batch_size=2 * config.batch_size)
+        follows = stage_config(stage, doubled).batch_size > stage_config(stage, config).batch_size
         return "" if follows else stage.name
+
+    @property
+    def batch_size(self) -> int:
+        """The rows of a micro-batch of the stage that runs now."""
+        benches = self._context.benches if self._context else []
+        rows: int = (benches[-1] if benches else self).config.rows_at_once
+        return rows
 
     @property
     def is_planned(self) -> bool:

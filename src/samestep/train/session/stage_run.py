@@ -20,9 +20,11 @@ from samestep.train.api.recipe_checks import check_hooks, check_task
 from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.preparation import may_compile
 from samestep.train.logging.sinks import Sink, open_sinks
+from samestep.train.record.config import AUTO
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
+from samestep.train.session.batch_size import measure_batch_size, with_known_rows
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
@@ -43,6 +45,8 @@ class StageRun:
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
+        self._is_auto, self._is_size_open = self._config.batch_size == AUTO, False
+        """Whether the batch_size is still to be measured."""
         self.has_stepped = False
         """Whether this launch has done a step of it."""
 
@@ -52,6 +56,9 @@ class StageRun:
         setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
         with self._context.stop.setting_up(), setting_up, refusing_full_disk(self._rundir.path):
             ready = self.set_up()
+            if self._is_size_open:
+                measure_batch_size(ready, self._context)
+                self._config = ready.bench.config
         first = self._progress.step
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
@@ -79,6 +86,7 @@ class StageRun:
         """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
         set_precision(self._config, self._world)
+        self._config, self._is_size_open = with_known_rows(self._config, self._stage.name, self._rundir, self._world)
         store = self._store()
         found = self._find_checkpoint(store)
         loop = LoopState.new(self._progress, self._world, self._config.seed)
@@ -158,6 +166,8 @@ class StageRun:
             progress=self._progress,
             stop=self._context.stop,
         )
+        if self._is_auto and not self._is_size_open:
+            bench.stage_plan.batch_size_note = "as measured at the first launch"
         self._context.benches.append(bench)
         return bench
 
