@@ -110,7 +110,10 @@ class Learner(LearnedNetwork):
         self._ranks = torch.full((), world.dp_size * rounding_scale, device=world.device)
 
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
-        """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
+        """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained.
+
+        `loss(module, batch)` gives, by name, one value for each row. Every rank calls it alike.
+        """
         micro_batches = for_update(micro_batches)
         with self._rows_known(micro_batches):
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
@@ -120,7 +123,7 @@ class Learner(LearnedNetwork):
     def update_coupled(
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
     ) -> Metrics:
-        """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
+        """One optimizer step on a loss that couples all rows of the global batch with each other."""
         micro_batches = for_update(micro_batches)
         coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls)
 
