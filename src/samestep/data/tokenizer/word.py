@@ -12,8 +12,11 @@ from samestep.core.errors import UserError
 from samestep.core.json_files import write_json
 from samestep.data.tokenizer.vocabulary import BYTES, TOKENIZER, Vocabulary
 
-PIECE = re.compile(r" ?[^\W\d_]+| ?[^\w\s]|\s|\d|_")
-"""A word or a sign with the space before it, a digit, or white space: one after the other they are the whole text."""
+PIECE = re.compile(r" ?[^\W\d]+| ?[^\w\s]|\s|\d")
+"""A word or a sign with the space before it, a digit, or white space: one after the other they are the whole text.
+Underscores belong to words."""
+LETTERS = tuple(byte for byte in range(256) if byte > 127 or chr(byte).isalpha())
+"""Bytes that only spell rare words. They are never written: a network that begins to spell does not end with a word."""
 
 
 class WordTokenizer:
@@ -23,7 +26,8 @@ class WordTokenizer:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
-        self.vocabulary = Vocabulary(BYTES.size + len(words), BYTES.mask, BYTES.eos, BYTES.bos, silent=BYTES.silent)
+        silent = (*LETTERS, *BYTES.silent)
+        self.vocabulary = Vocabulary(BYTES.size + len(words), BYTES.mask, BYTES.eos, BYTES.bos, silent=silent)
         self._tokens = {word: BYTES.size + number for number, word in enumerate(self.words)}
 
     @classmethod

@@ -48,24 +48,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warmup_ratio": 0.05,
         "weight_decay": 0.1,
     },
-    # Two minutes on two CPU cores, for text that reads as words do: Python's help without its programs, with words as
-    # tokens. Written from left to right a token a pass: so small a network knows little beyond the nearest words.
+    # Two minutes on two CPU cores, for a text that reads as words: the sentences of Python's help, words as tokens.
+    # Written from left to right, a token a pass: so small a network knows little beyond the words before.
     "words": {
         "data": {"path": PROSE, "sequence_length": 64},
         "model": {
-            "d_model": 128,
-            "n_layers": 4,
-            "n_heads": 4,
-            "mlp_hidden_size": 384,
+            "d_model": 96,
+            "n_layers": 3,
+            "n_heads": 3,
+            "mlp_hidden_size": 256,
             "rope_theta": 10000.0,
             "max_sequence_length": 256,
             "init_std": 0.06,
         },
-        "sampling": {"max_new_tokens": 64, "temperature": 0.7, "block_length": 4},
+        "sampling": {"max_new_tokens": 64, "temperature": 0.7, "block_length": 1},
         "global_batch_size": 16,
         "batch_size": 16,
-        "max_steps": 600,
-        "validate_every": 200,
+        "max_steps": 1200,
+        "validate_every": 300,
+        "checkpoint": {"every_epochs": 4},
         "optimizer": "muon",
         "learning_rate": 8e-3,
         "warmup_ratio": 0.05,
