@@ -39,7 +39,9 @@ class MicroBatches:
     """This rank's micro-batches of one step, and the weights of the global batch."""
 
     step: int
+    """The step of the feed that they belong to."""
     batches: list[Batch]
+    """What a loss gets, one after the other: equally many on every rank."""
     weights: dict[str, float]
     """Per term, the sum over all rows of the global batch; "rows" is always there."""
     ids: np.ndarray

@@ -33,6 +33,8 @@ _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 _SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 """How long the path of a socket may be."""
 Batch = dict[str, Tensor]
+"""A micro-batch, as losses get it: by name a tensor with a row for each sample. `ids` [rows, 2] has the epoch and index
+of each, `live` [rows] is false for filler rows, which count for nothing."""
 RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 """Gives each term's weight per row ([rows]); a term that it does not name is weighed by its rows."""
 

@@ -1,13 +1,13 @@
 """The arithmetic of policy gradients: advantages, ratios, divergences and entropies, each in one place.
 
-    found = policy.group_advantages(rewards, size=8)                         # completions of a prompt follow each other
-    part = policy.clipped_objective(now, before, found.values, clip=0.2)          # [rows, tokens]
+    found = policy.group_advantages(rewards, size=8)  # completions of a prompt follow each other
+    part = policy.clipped_objective(now, before, found.values, clip=0.2)  # [rows, tokens]
     return {"policy": -part.objective.sum(1), "kl": policy.kl_k3(now, reference).sum(1)}
 
 Log-probabilities are [rows, tokens] of the tokens that were sampled, or [rows] of whole texts; advantages are [rows].
 `now` is by the network that learns, `before` by the one that sampled, `reference` by the one to stay close to. What is
 padded is for the caller to leave out. Nothing here depends on how rows are split over ranks and micro-batches, except
-groups, which have to be whole; `moments` and `batch_advantages` are collective, and equal at any number of ranks.
+groups, which have to be whole; `moments_of` and `batch_advantages` are collective, and equal at any number of ranks.
 """
 
 from typing import NamedTuple

@@ -64,9 +64,13 @@ class Bench:
     """Everything a stage may build with."""
 
     world: World
+    """This process among the others: rank, size, device."""
     config: Any
+    """The stage's configuration, an object of the recipe's class."""
     rundir: RunDir
+    """The paths of the run directory."""
     stage: str
+    """The name of the stage."""
     screen: Screen
     unused: Sequence[str] = ()
     """Glob patterns of parameters that get no gradient, as the recipe declares."""
@@ -159,7 +163,7 @@ class Bench:
     def produced(
         self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
     ) -> MicroBatches:
-        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on (see rollout.py).
+        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on.
 
         Their weights are counted and summed over the ranks now, so all ranks call it alike.
         """
@@ -200,12 +204,13 @@ class Bench:
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
-        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
-        initialization.py), is then built without memory, and each device fills only its own shard. The function may be
+        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter(name,
+        weight)`, is then built without memory, and each device fills only its own shard. The function may be
         called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
         `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
         the run, checkpoint or weight file that this learner begins with, whatever else is named. `lora` freezes the
-        network and trains adapters in it (see lora.py).
+        network and trains adapters in it. `optimizer`, `weight_decay`, `clip` (of the gradient's norm) and `clip_value`
+        (of each of its elements) are the learner's own.
         """
         config: Config = self.config
         check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)

@@ -41,6 +41,7 @@ class Stage:
     """One phase of a recipe. Stages run in order, each resumes alone, and they hand over through artifacts on disk."""
 
     name: str
+    """What it is called: in the run directory, on the screen, and in `until` and `start`."""
     build: Callable[[Bench], Any]
     """Makes the stage's task out of what the bench offers."""
     validate: Callable[[Any, Tick], MetricValues] = no_validation
@@ -115,7 +116,9 @@ class Recipe:
     """A complete training method. `config` inherits from samestep's Config; `stages` lists what to run, in order."""
 
     config: type[Config]
+    """The class of its configuration, which inherits from `Config`."""
     stages: Callable[[Any], Sequence[Stage]]
+    """(config) to what to run, in order."""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Named sets of values; `verify` is the small one that proofs run on."""
     aliases: Mapping[str, str | Alias] = field(default_factory=dict)
