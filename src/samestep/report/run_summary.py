@@ -18,10 +18,8 @@ from samestep.core.near_names import did_you_mean
 from samestep.core.rundir import RunDir
 from samestep.core.status import is_done
 from samestep.train.record.damaged_files import EVENT, METRICS, STATUS, Reader
-from samestep.train.record.liveness import is_alive, last_modified, read_heartbeats, read_lock
+from samestep.train.record.liveness import Lock, is_alive, last_modified, read_heartbeats, read_lock
 
-_LAST_ROW = 1 << 14
-"""Bytes at the end of the metrics that hold their last row."""
 _RECORD = {"recipe": str, "config": dict, "versions": dict}
 _BEST = {"stage": str, "metric": str, "mode": str, "value": float, "step": int}
 _STAGE = {"stage": str, "steps": int, "unit": str}
@@ -87,15 +85,14 @@ def read_summary(rundir: RunDir) -> RunSummary:
     record = reader.object(rundir.config, _RECORD)
     status = reader.object(rundir.status, STATUS)
     events = list(reader.rows(rundir.events, EVENT, None))
-    last = [row for row in reader.rows(rundir.metrics, METRICS, _LAST_ROW) if row.get("step") is not None][-1:]
-    lock = read_lock(rundir.path / "lock")
-    stage = status.get("stage") or (last[0].get("stage") if last else None) or _last_of(events, "stage", "stage") or ""
+    last, lock = reader.last_row(rundir.metrics, METRICS), read_lock(rundir.path / "lock")
+    stage = status.get("stage") or last.get("stage") or _last_of(events, "stage", "stage") or ""
     return RunSummary(
         rundir,
         recipe=Path(record.get("recipe") or "").name.removesuffix(".py"),
         settings=record.get("config") or {},
         versions=record.get("versions") or {},
-        state=_state(rundir, reader, status),
+        state=_state(rundir, reader, status, lock),
         stage=stage,
         step=_step(status, last),
         steps=status.get("steps") or _steps_of(events, stage, reader, rundir),
@@ -124,32 +121,36 @@ def is_run(path: Path) -> bool:
     return rundir.config.is_file() and any(each.exists() for each in (rundir.status, rundir.events, rundir.metrics))
 
 
-def _state(rundir: RunDir, reader: Reader, status: Mapping[str, Json]) -> str:
+def _state(rundir: RunDir, reader: Reader, status: Mapping[str, Json], lock: Lock) -> str:
     word = status.get("status")
     if is_done(status):
         return "done"
     if word not in ("running", None):
         return str(word)
-    alive = is_alive(read_lock(rundir.path / "lock"), read_heartbeats(rundir, reader), socket.gethostname())
+    alive = is_alive(lock, read_heartbeats(rundir, reader), socket.gethostname())
     return "running" if alive else "killed" if word else "not begun"
 
 
-def _step(status: Mapping[str, Json], last: list[dict[str, Json]]) -> int | None:
+def _step(status: Mapping[str, Json], last: Mapping[str, Json]) -> int | None:
     """The last step that is known to be done."""
-    known = [step for step in (status.get("step"), last[0]["step"] if last else None) if isinstance(step, int)]
+    known = [step for step in (status.get("step"), last.get("step")) if isinstance(step, int)]
     return max(known, default=None)
 
 
 def _steps_of(events: list[dict[str, Json]], stage: str, reader: Reader, rundir: RunDir) -> int | None:
-    found = [reader.typed(rundir.events, event, _STAGE) for event in events if event.get("kind") == "stage"]
-    own = [event["steps"] for event in found if event.get("stage") == stage and event.get("steps")]
-    return own[-1] if own else None
+    for event in reversed(events):
+        if event.get("kind") == "stage" and event.get("stage") == stage:
+            return reader.typed(rundir.events, event, _STAGE).get("steps")
+    return None
 
 
 def _best(events: list[dict[str, Json]], reader: Reader, rundir: RunDir) -> BestValue | None:
-    found = [reader.typed(rundir.events, event, _BEST) for event in events if event.get("kind") == "best"]
-    whole = [event for event in found if event.keys() >= _BEST.keys() and math.isfinite(event["value"])]
-    return BestValue(*(whole[-1][name] for name in ("stage", "metric", "value", "step"))) if whole else None
+    for event in reversed(events):
+        if event.get("kind") == "best":
+            found = reader.typed(rundir.events, event, _BEST)
+            if found.keys() >= _BEST.keys() and math.isfinite(found["value"]):
+                return BestValue(*(found[name] for name in ("stage", "metric", "value", "step")))
+    return None
 
 
 def _last_of(events: list[dict[str, Json]], kind: str, name: str) -> Any:

@@ -8,6 +8,8 @@ from samestep.core.json_files import DamagedFile, Json, parse_json, read_object
 
 _TAIL = 1 << 17
 """Bytes that are read at the end of a log or of the metrics."""
+_LAST_ROWS = 1 << 14
+"""Bytes at the end of a file of rows that hold the last one."""
 _LATEST = 1e11
 """Times in seconds since 1970 are smaller, and so are all other numbers of interest except for those of bytes."""
 
@@ -75,6 +77,15 @@ class Reader:
                     self.add(path, "lines in it are not JSON")
                 continue
             yield self.typed(path, row, types)
+
+    def last_row(self, path: Path, types: Types) -> dict[str, Json]:
+        """The last whole row of a file of JSON lines; empty where there is none."""
+        for line in reversed(self._text(path, _LAST_ROWS).split("\n")):
+            try:
+                return self.typed(path, parse_json(line), types)
+            except ValueError:  # being written, or cut
+                continue
+        return {}
 
     def _text(self, path: Path, most: int | None) -> str:
         """The last `most` bytes of a file, all without it; empty where there is none."""

@@ -142,8 +142,7 @@ class Validate:
         improved = math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
-            best = {"metric": name, "mode": mode, "value": value}
-            self.event("best", stage=self.stage.name, step=tick.step + 1, **best)
+            self.event("best", stage=self.stage.name, step=tick.step + 1, metric=name, mode=mode, value=value)
         return improved
 
 
