@@ -39,7 +39,9 @@ class MicroBatches:
     """This rank's micro-batches of one step, and the weights of the global batch."""
 
     step: int
+    """The step of the feed that they belong to."""
     batches: list[Batch]
+    """What a loss gets, one after the other: equally many on every rank."""
     weights: dict[str, float]
     """Per term, the sum over all rows of the global batch; "rows" is always there."""
     ids: np.ndarray
@@ -136,10 +138,15 @@ class Feed:
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world, self._count = world, count
         self._steps = Steps(rows, order, world, micro_rows, count, collate, row_seed)
+        self._steps.moved = world.activity.made_progress
+        self.place = self._steps.place
+        """How far it is in its stream, if its rows come from one that can only be read in order."""
         self._open_loader = partial(loader, self._steps, length, workers, prefetch, world.device.type == "cuda")
         self._load = self._open_loader()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
+        self.is_tracked = track is not None
+        """Whether passes over all steps are shown, as those of a validation are."""
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
         self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
         self._seconds_per_load = 0.0
@@ -226,6 +233,8 @@ class Feed:
             self._load_next()
         now = self._pending.popleft()
         now.send(self._world.device, self._stream)
+        if self.place is not None:
+            self.place.now = now.share.position
         if self._pending:
             self._pending[0].send(self._world.device, self._stream)
         return now.wait(self._world.dp_size, self._steps.together, self._counted.terms, self._count)

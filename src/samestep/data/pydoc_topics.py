@@ -7,8 +7,12 @@ from samestep.core.errors import UserError
 
 BUILT_IN_TEXT = "pydoc_data.topics"
 """What this text is called."""
+PROSE = "pydoc-prose"
+"""What its sentences are called, without programs, tables and grammar."""
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
+LEAST_WORDS = 0.9
+"""Share of letters and spaces in a passage of sentences, at least."""
 
 
 def pydoc_topics() -> list[tuple[str, str]]:
@@ -30,6 +34,20 @@ def pydoc_text(limit: int | None = None) -> str:
         if limit is not None and size >= limit:
             break
     return "\n\n".join(kept) + "\n"
+
+
+def pydoc_prose() -> list[str]:
+    """The passages of the same text that are sentences, each as one line, in alphabetical order of their topics."""
+    every = distinct(passage for _, topic in pydoc_topics() for passage in passages(topic))
+    return [" ".join(passage.split()) for passage in every if _is_prose(passage)]
+
+
+def _is_prose(passage: str) -> bool:
+    """Whether nearly all of it are words, as in no program, table or grammar, and it ends as a sentence does."""
+    line = " ".join(passage.split())
+    words = sum(character.isalpha() or character == " " for character in line)
+    is_program = "::=" in line or ">>>" in line
+    return line.endswith((".", ":")) and words > LEAST_WORDS * len(line) and line.count(" ") >= 5 and not is_program
 
 
 def passages(topic: str) -> Iterator[str]:

@@ -30,9 +30,14 @@ def generator_of_row(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.default_rng(list(noise.words(seed, OWN, epoch, index)))
 
 
-def seed_for_row(seed: int, epoch: int, index: int) -> None:
+def words_of_rows(seed: int, ids: np.ndarray) -> list[tuple[int, int]]:
+    """Two words for each (epoch, index) pair, to seed the global generators with; together, since one takes as long."""
+    high, low = noise.words(seed, ROW, ids[:, 0], ids[:, 1])
+    return list(zip(high.tolist(), low.tolist()))
+
+
+def seed_for_row(high: int, low: int) -> None:
     """Seed the global generators for one row, so that what is drawn while it is read is a function of the row."""
-    high, low = noise.words(seed, ROW, epoch, index)
     random.seed((high << 32) | low)
     np.random.seed(low)
     torch.default_generator.manual_seed(high)  # and no device's: rows are read on the CPU

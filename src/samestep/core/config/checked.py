@@ -39,11 +39,13 @@ def _after_the_check(conditions: Callable[[Any], None]) -> Callable[[Any], None]
 
 
 def _check_fields(config: object, place: FieldPath) -> None:
-    for name, tp in _fields_with_numbers(type(config)).items():
+    cls: type = type(config)
+    for name, tp in _fields_with_numbers(cls).items():
         _check(getattr(config, name), tp, place.child(name))
 
 
-def _fields_with_numbers(cls: type) -> dict[str, Any]:
+@functools.cache
+def _fields_with_numbers(cls: type) -> Mapping[str, Any]:
     types = types_of(cls)
     return {field.name: types[field.name] for field in init_fields(cls) if _has_numbers(types[field.name])}
 
@@ -78,7 +80,8 @@ def _check(value: Any, tp: Any, place: FieldPath) -> None:
             raise place.refuse(value, tp)
         convert(value, tp, place)
     elif is_section(type(value)):
-        _check_fields(value, place)
+        if not isinstance(value, CheckedConfig):  # that one was checked when it was made
+            _check_fields(value, place)
     elif isinstance(value, list | tuple | Mapping):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _check(item, _item_type(tp), place.child(key))

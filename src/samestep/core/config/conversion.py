@@ -81,7 +81,8 @@ def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
     if not isinstance(value, Mapping):
         raise place.refuse(value, cls)
     data = {str(key): item for key, item in value.items()}
-    fields, kinds = init_fields(cls), types_of(cls)
+    kind: type = cls
+    fields, kinds = init_fields(kind), types_of(kind)
     unknown = [key for key in data if key not in {field.name for field in fields}]
     if unknown:
         names = [*paths_of(place.root), *(place.child(field.name).path for field in fields)]

@@ -54,7 +54,7 @@ def flatten(cls: type, data: Mapping[str, Any]) -> Settings:
     return _flatten(data, paths_of(cls), "")
 
 
-def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Settings:
+def _flatten(data: Mapping[str, Any], paths: Mapping[str, Any], prefix: str) -> Settings:
     found: Settings = []
     for key, value in data.items():
         path = f"{prefix}{key}"
@@ -66,7 +66,7 @@ def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Set
     return found
 
 
-def _nests(path: str, paths: dict[str, Any], value: Any) -> bool:
+def _nests(path: str, paths: Mapping[str, Any], value: Any) -> bool:
     return path in paths and section(paths[path]) is not None and isinstance(value, Mapping)
 
 

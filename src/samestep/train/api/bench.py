@@ -30,6 +30,7 @@ from samestep.parallel.wrap import wrap
 from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
 from samestep.train.api.stage_feeds import StageFeeds
 from samestep.train.api.stage_plan import Rate, StagePlan
+from samestep.train.api.stream_checks import count_stream, training_rows
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
@@ -63,9 +64,13 @@ class Bench:
     """Everything a stage may build with."""
 
     world: World
+    """This process among the others: rank, size, device."""
     config: Any
+    """The stage's configuration, an object of the recipe's class."""
     rundir: RunDir
+    """The paths of the run directory."""
     stage: str
+    """The name of the stage."""
     screen: Screen
     unused: Sequence[str] = ()
     """Glob patterns of parameters that get no gradient, as the recipe declares."""
@@ -130,7 +135,7 @@ class Bench:
         for rows that draw from the generators of Python, numpy or torch: these are seeded for each row.
         """
         data = open_rows(rows, collate, pad, keyed_random)
-        plan = self.plan(len(data.rows))
+        plan = self.plan(training_rows(data.rows, self.config.max_steps))
         self.feeds.check(data, "training")
         order = choose_order(data.rows, order, self.stage_plan.global_batch, self.config.seed)
         return self.feeds.make(data, order, plan.steps, count)
@@ -148,6 +153,7 @@ class Bench:
     ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         data = open_rows(rows, collate, pad, keyed_random)
+        count_stream(data.rows, self.world, in_worker=self.config.num_workers > 0)
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self.feeds.check(data, "validation")
@@ -157,7 +163,7 @@ class Bench:
     def produced(
         self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
     ) -> MicroBatches:
-        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on (see rollout.py).
+        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on.
 
         Their weights are counted and summed over the ranks now, so all ranks call it alike.
         """
@@ -198,12 +204,13 @@ class Bench:
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
-        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
-        initialization.py), is then built without memory, and each device fills only its own shard. The function may be
+        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter(name,
+        weight)`, is then built without memory, and each device fills only its own shard. The function may be
         called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
         `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
         the run, checkpoint or weight file that this learner begins with, whatever else is named. `lora` freezes the
-        network and trains adapters in it (see lora.py).
+        network and trains adapters in it. `optimizer`, `weight_decay`, `clip` (of the gradient's norm) and `clip_value`
+        (of each of its elements) are the learner's own.
         """
         config: Config = self.config
         check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)

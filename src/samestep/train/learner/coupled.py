@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from samestep.core.errors import UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel
@@ -40,6 +41,8 @@ class Coupled:
     autocast: Callable[[], AbstractContextManager[Any]]
     call: LossCalls
     """Calls `embed` with the network and a micro-batch."""
+    weights: Mapping[str, Tensor]
+    """What `couple` must not use, by name; empty where that is known."""
     alone: bool = False
     """Whether nothing is communicated: the rows of other ranks are copies of this one's, and gradients stay here."""
 
@@ -83,7 +86,7 @@ class Coupled:
         with self.autocast():
             values = couple(leaves, slice(first, end))
             total, sums = weigh(values, end - first)
-        total.backward()
+        self._backward_to(leaves, total)
         if self.world.control is not None and not self.alone:
             with self.parallel.measure_wait():
                 _add_gradients(leaves, self.world)
@@ -92,6 +95,19 @@ class Coupled:
             {term: value[start - first : stop - first] for term, value in values.items()} for start, stop in spans
         ]
         return leaves, sums, rows
+
+    def _backward_to(self, leaves: Mapping[str, Tensor], total: Tensor) -> None:
+        """To the rows, and no further: a weight that `couple` uses would get the gradient of this rank's rows alone."""
+        rows = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        gradients = torch.autograd.grad(total, [*rows, *self.weights.values()], allow_unused=True)
+        for name, gradient in zip(self.weights, gradients[len(rows) :]):
+            if gradient is not None:
+                raise UserError(
+                    f"couple(rows, own) uses the weight {name!r} of the network, whose gradient would depend on the "
+                    "number of ranks; use it in embed(module, batch): multiply rows there by a learned scale"
+                )
+        for leaf, gradient in zip(rows, gradients):
+            leaf.grad = gradient
 
 
 def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:

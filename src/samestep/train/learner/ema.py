@@ -27,6 +27,8 @@ class Average:
     """The running average of one learner's parameters, in their own type and sharded as they are; checkpoint state."""
 
     def __init__(self, learner: Learner, decay: float) -> None:
+        """An update keeps the share `decay` of the average, such as 0.999; it begins with the learner's first
+        weights."""
         if not isinstance(learner, Learner):
             raise UserError(
                 "averaged weights are those of a learner; give Average what bench.learner(network) made, not "

@@ -94,7 +94,10 @@ class Learner(Passes):
         self._is_warmed_up = not parallel.needs_warm_up
 
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
-        """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
+        """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained.
+
+        `loss(module, batch)` gives, by name, one value for each row. Every rank calls it alike.
+        """
         micro_batches = for_update(micro_batches)
         if self.size_trial is not None:
             return self._only_try(self.size_trial, micro_batches, lambda rows: self._backward(rows, loss, mix), mix)
@@ -106,10 +109,11 @@ class Learner(Passes):
     def update_coupled(
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
     ) -> Metrics:
-        """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
+        """One optimizer step on a loss that couples all rows of the global batch with each other."""
         micro_batches = for_update(micro_batches)
+        weights = {} if self.has_updated else dict(self._trained)
         alone = self.size_trial is not None
-        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls, alone)
+        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls, weights, alone)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
             return weigh(self.name, rows, count, micro_batches, trained_terms(self.name, rows, mix))

@@ -18,6 +18,7 @@ class Schedule:
     """The learning rate as a function of the step: warm-up, then a decay from the peak to `floor` times the peak."""
 
     peak: float
+    """The largest rate."""
     steps: int = 0
     """0: all steps of the stage, where a learner is given this as its rate."""
     warmup: int = 0

@@ -37,6 +37,7 @@ from samestep.core.status import set_stopped
 from samestep.core.stop_signals import heeded
 from samestep.data.worker_queue import lost_worker
 from samestep.train.api.loop import Outcome
+from samestep.train.api.named_code import require_own_code
 from samestep.train.api.recipe_registry import find_recipe
 from samestep.train.record.run_status import write_exit_report
 from samestep.train.record.stop import StoppedEarly
@@ -88,7 +89,7 @@ def enter(read_start: Callable[[], StartArguments]) -> int:
             require_open_files(PER_RANK * (world.size - 1), f"a run of {world.size} ranks")
             config, notes = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        session = Session(start.name, start.recipe, config, world, notes)
+        session = Session(start.name, start.recipe, config, world, notes, start.command)
         outcome = session.train()
         _ignore_signals()
         world.leave()
@@ -133,7 +134,10 @@ def _config_of_rank_0(start: StartArguments, world: World) -> Configured:
     require_same_start(world, start.name, start.settings)
     made = start.config() if world.is_main else None
     data = world.share_through_store("settings", dump(made.config) if made else None)
-    return made or Configured(build(start.recipe.config, data))
+    if made is None:
+        made = Configured(build(start.recipe.config, data))
+        require_own_code(start.recipe, made.config, start.settings, Path(made.config.out))
+    return made
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:

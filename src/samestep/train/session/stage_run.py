@@ -28,6 +28,7 @@ from samestep.train.session.batch_size import measure_batch_size, with_known_row
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
+from samestep.train.session.missing_file import missing_file
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
@@ -62,6 +63,8 @@ class StageRun:
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
         self._status(ready, "running")
+        about = {"stage": self._stage.name, "step": first, "steps": ready.task.length, "unit": self._stage.unit}
+        self._context.events.event("stage", **about)
         sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
         try:
             ready.store.require_space(ready.state)
@@ -92,7 +95,7 @@ class StageRun:
             task, hooks = self._build(bench)
         loop.random.seed_this_rank()
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
-        own_state = {**artifacts, **loop.parts()}
+        own_state = {**artifacts, **bench.feeds.places(), **loop.parts()}
         recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
         if _trains(bench):  # a stage that only computes may do so with a learner's network
             refuse_unsaved(self._stage.name, bench.learners, recipe_state)
@@ -106,7 +109,12 @@ class StageRun:
 
     def _build(self, bench: Bench) -> tuple[Task, Sequence[Hook]]:
         """The task and the hooks that the recipe makes, checked."""
-        task: Task = self._stage.build(bench)
+        try:
+            task: Task = self._stage.build(bench)
+        except FileNotFoundError as error:
+            if (sentence := missing_file(error, self._config)) is None:
+                raise
+            raise sentence from error
         check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
