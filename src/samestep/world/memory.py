@@ -1,5 +1,6 @@
 """How much memory this rank may use, and how much some work takes at most."""
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from samestep.world.world import World
 DEVICE_SHARE = 0.9
 """The rest of a device is for what an allocator cannot use of its blocks, for libraries, and for compiled code."""
 HOST_SHARE = 0.5
-"""Of the memory of a host that is free: others need some too, and a host that has none left ends programs."""
+"""Of the memory of a host that is free: C libraries keep up to as much again of what is freed, others need some too,
+and a host that has none left ends programs."""
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 _STATUS, _CLEAR, _CGROUPS = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/sys/fs/cgroup")
 
@@ -84,6 +86,7 @@ class HostMemory:
     refuses = False
 
     def __init__(self, available: float) -> None:
+        self.give_back()
         self.limit = self.used() + HOST_SHARE * available
 
     def used(self) -> int:
@@ -92,12 +95,16 @@ class HostMemory:
 
     def most_used(self, work: Callable[[], object]) -> int:
         """Bytes of the process. What it holds and does not use hides as much of what the work takes."""
+        self.give_back()
         _CLEAR.write_text("5")  # sets the peak to what is used now
         work()
         return _of_process("VmHWM")
 
     def give_back(self) -> None:
-        """The allocator does that."""
+        """What glibc keeps of freed memory; other C libraries keep little."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def available_memory() -> int:

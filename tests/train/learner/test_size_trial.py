@@ -5,11 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from samestep.core.errors import OutOfMemory
 from samestep.data.feed import MicroBatches
 from samestep.train.learner.size_trial import SizeTrial, repeated, sizes_of
+from samestep.world.memory import HostMemory
 from samestep.world.world import World
+from toys import feed_of, learner_of
+
+MIB = 2**20
 
 
 class Counted:
@@ -98,3 +103,43 @@ def test_copies_are_of_the_largest_row() -> None:
     assert [len(batch["x"]) for batch in rows.batches] == [3, 3] and rows.batches[0]["x"].shape == (3, 5)
     assert rows.batches[0]["ids"].tolist() == [[0, 4], [0, 5], [0, 4]] and bool(rows.batches[0]["live"].all())
     assert rows.spans == [(0, 3), (3, 6)] and rows.bounds == [0, 6] and len(rows.ids) == 6
+
+
+class Deep(nn.Module):
+    """Keeps 16 MB a row for its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float().expand(-1, 2**19) * self.scale
+        for _ in range(7):
+            x = x.tanh()
+        return x.mean(1)
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 32
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        return {"x": torch.ones(len(indices), 1)}
+
+
+def test_on_a_host_a_real_update_has_room() -> None:
+    """What the C library keeps of freed memory counts too, so an update may take more than the trial saw."""
+    world, memory = World.single(), HostMemory(400 * MIB)
+    learner, feed = learner_of(Deep(), world, "lone"), feed_of(Rows(), world, 32, 4, steps=1)
+    before = memory.used()
+
+    def loss(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"mean": module(batch["x"])}
+
+    learner.size_trial = trial = SizeTrial(world, memory, share=32)
+    learner.update(feed[0], loss)
+    assert learner.updates == 0 and learner.module.scale.item() == 1
+    learner.size_trial = None
+    feed.cut_into(trial.rows)
+    taken = memory.most_used(lambda: learner.update(feed[0], loss)) - before
+    assert 3 <= trial.rows <= 13 and taken < 400 * MIB

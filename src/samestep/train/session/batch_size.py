@@ -29,7 +29,7 @@ def with_known_rows(config: Any, stage: str, rundir: RunDir, world: World) -> tu
     by_stage = FirstLaunch(world, rundir, stage).of_all_stages()
     if own := by_stage.get(stage, {}).get(BATCH_SIZE):
         return replace(config, batch_size=own), False
-    if config.distributed.strategy == "fsdp" and world.size > 1:
+    if config.distributed.strategy == "fsdp" and world.control is not None:
         raise UserError(
             "batch_size=auto lets each device try by itself what fits in its memory, which it cannot with a part of "
             "the network; give batch_size a number (half of it is tried where it does not fit), or use "
