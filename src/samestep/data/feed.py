@@ -176,6 +176,7 @@ class Feed:
     def one_row(self) -> Iterator[None]:
         """Every step is the longest row that is found, once for each rank, or as many copies as are kept together."""
         before = self._load, self.length, self._track, self.seconds, self._seconds_per_load, self._is_read
+        place = self.place.now if self.place is not None else None
         row = LongestRow(self._steps, self._world, self.length, self._has_workers)
         self._load, self.length, self._track = row.share, 1, lambda steps, length: steps
         self._seek(0)
@@ -183,6 +184,8 @@ class Feed:
             yield
         finally:
             self._load, self.length, self._track, self.seconds, self._seconds_per_load, self._is_read = before
+            if self.place is not None:
+                self.place.now = place
             self._seek(0)
 
     def cut_into(self, rows: int) -> None:

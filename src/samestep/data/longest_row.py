@@ -1,6 +1,5 @@
 """The row of a feed that takes the most memory, as far as that is known, in place of every step of the feed."""
 
-import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,11 +41,12 @@ class _Given:
 
 class LongestRow:
     """Finds the row when it is first asked for: where the order knows lengths, the longest of all; otherwise the one of
-    the most bytes among those that can be read in some seconds, from the first step on. Every rank calls it alike."""
+    the most bytes among those that can be read in some seconds, from the first step on (of a stream that is read in
+    order, among its first few). Every rank calls it alike."""
 
     def __init__(self, steps: Steps, world: World, length: int, has_workers: bool) -> None:
-        self._steps, self._world, self._length, self._has_workers = copy.copy(steps), world, length, has_workers
-        self._order = steps.order
+        self._steps, self._world, self._length, self._has_workers = steps.of_first_rows(), world, length, has_workers
+        self._order = self._steps.order
         self._row: tuple[int, int] | None = None
 
     def share(self, step: int) -> Share:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from samestep.core.errors import OutOfMemory, UserError
-from samestep.core.rundir import RunDir
 from samestep.train.learner.size_trial import SizeTrial, sizes_of
 from samestep.train.record.config import AUTO, UNMEASURED_ROWS
 from samestep.train.record.first_launch import FirstLaunch
@@ -18,43 +17,54 @@ from samestep.train.record.fixed_values import BATCH_SIZE
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.dry_run import dry_run
 from samestep.world.memory import is_out_of_memory, memory_of
-from samestep.world.world import World
 
 
-def with_known_rows(config: Any, stage: str, rundir: RunDir, world: World) -> tuple[Any, bool]:
-    """The settings of a stage with a number as batch_size: what its first launch found; or else what earlier stages
-    have, which a stage that trains measures once it is built. Also whether it is to be measured. Collective."""
-    if config.batch_size != AUTO:
-        return config, False
-    by_stage = FirstLaunch(world, rundir, stage).of_all_stages()
-    if own := by_stage.get(stage, {}).get(BATCH_SIZE):
-        return replace(config, batch_size=own), False
-    if config.distributed.strategy == "fsdp" and world.control is not None:
-        raise UserError(
-            "batch_size=auto lets each device try by itself what fits in its memory, which it cannot with a part of "
-            "the network; give batch_size a number (half of it is tried where it does not fit), or use "
-            "distributed.strategy=ddp"
-        )
-    known = [fixed[BATCH_SIZE] for fixed in by_stage.values() if BATCH_SIZE in fixed]
-    return replace(config, batch_size=min(known, default=UNMEASURED_ROWS)), True
+class StageBatchSize:
+    """That of one stage in one launch."""
 
+    def __init__(self, context: SessionContext, stage: str) -> None:
+        self._context, self._stage = context, stage
+        self._is_open = False
+        self.note = ""
+        """How `auto` became a number; empty where it is not to be measured, or not yet."""
 
-def measure_batch_size(ready: ReadyStage, context: SessionContext) -> None:
-    """Try how many rows fit, fix that number, and cut the stage's feeds by it. A stage that does not train keeps the
-    number that it has. Collective."""
-    bench, began = ready.bench, time.monotonic()
-    if bench.known_plan is None or not bench.learners:
-        bench.stage_plan.batch_size_note = "not measured, since the stage does not train"
-        return
-    with context.screen.doing(f"stage {ready.stage.name!r}: trying how many rows fit in memory"):
-        rows, note = _largest(ready)
-    rows = bench.first_launch.fix(BATCH_SIZE, lambda: rows)
-    seconds = time.monotonic() - began
-    bench.stage_plan.batch_size_note = note or f"measured in {seconds:.1f} s"
-    context.events.event("batch_size", stage=ready.stage.name, rows=rows, seconds=round(seconds, 3))
-    bench.config = bench.feeds.config = replace(bench.config, batch_size=rows)
-    for feed in bench.feeds.made:
-        feed.cut_into(rows)
+    def known(self, config: Any) -> Any:
+        """The settings of the stage with a number as batch_size: what its first launch found; or else what earlier
+        stages have, which a stage that trains measures once it is built. Collective."""
+        if config.batch_size != AUTO:
+            return config
+        world = self._context.world
+        by_stage = FirstLaunch(world, self._context.rundir, self._stage).of_all_stages()
+        if own := by_stage.get(self._stage, {}).get(BATCH_SIZE):
+            self.note = "as measured at the first launch"
+            return replace(config, batch_size=own)
+        if config.distributed.strategy == "fsdp" and world.control is not None:
+            raise UserError(
+                "batch_size=auto lets each device try by itself what fits in its memory, which it cannot with a part "
+                "of the network; give batch_size a number (half of it is tried where it does not fit), or use "
+                "distributed.strategy=ddp"
+            )
+        self._is_open = True
+        found = [fixed[BATCH_SIZE] for fixed in by_stage.values() if BATCH_SIZE in fixed]
+        return replace(config, batch_size=min(found, default=UNMEASURED_ROWS))
+
+    def measured(self, ready: ReadyStage) -> Any:
+        """The settings of the stage that is built, whose feeds are cut by the number that they have now: the most rows
+        that fit, if that is still to be measured, which is then fixed. A stage that does not train keeps the number
+        that it has. Collective."""
+        bench, began = ready.bench, time.monotonic()
+        if not self._is_open or bench.known_plan is None or not bench.learners:
+            return bench.config
+        with self._context.screen.doing(f"stage {self._stage!r}: trying how many rows fit in memory"):
+            rows, note = _largest(ready)
+        rows = bench.first_launch.fix(BATCH_SIZE, lambda: rows)
+        seconds = time.monotonic() - began
+        bench.stage_plan.batch_size_note = note or f"measured in {seconds:.1f} s"
+        self._context.events.event("batch_size", stage=self._stage, rows=rows, seconds=round(seconds, 3))
+        bench.config = bench.feeds.config = replace(bench.config, batch_size=rows)
+        for feed in bench.feeds.made:
+            feed.cut_into(rows)
+        return bench.config
 
 
 def _largest(ready: ReadyStage) -> tuple[int, str]:
