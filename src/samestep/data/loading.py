@@ -24,7 +24,7 @@ from samestep.core.parent import kill_with_parent
 from samestep.data.augmented import Augmented, takes_generator
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, Sequential, micro_batches
-from samestep.data.random_state import generator_of_row, random_state_kept, seed_for_row, words_of_rows
+from samestep.data.random_state import RowSeeding, generator_of_row
 from samestep.data.streams.reading import StreamPlace, StreamReader
 from samestep.data.streams.stream import over, stream_of
 from samestep.data.worker_queue import LoaderContext, naming_worker_failures, print_no_lost_connections, resource_error
@@ -71,15 +71,14 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
     return [rows[int(index)] for index in indices]
 
 
-def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
+def read_keyed(rows: Rows, ids: np.ndarray, seed: int, seeding: RowSeeding | None = None) -> list[Any]:
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
-    a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards."""
-    samples, read = [], _keyed_reader(rows)
-    with random_state_kept():
-        for (epoch, index), words in zip(ids.tolist(), words_of_rows(seed, ids)):
-            seed_for_row(*words)
-            samples.append(read(index, partial(generator_of_row, seed, epoch, index)))
-    return samples
+    a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards. `seeding`
+    knows from reads before which of them rows draw from."""
+    read = _keyed_reader(rows)
+    return (seeding or RowSeeding(seed)).read(
+        ids, lambda epoch, index: read(index, partial(generator_of_row, seed, epoch, index))
+    )
 
 
 def _keyed_reader(rows: Rows) -> Callable[[int, Callable[[], np.random.Generator]], Any]:
@@ -177,6 +176,7 @@ class Steps(Dataset):
         """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
         self.rows, self.order, self.micro_rows, self.count, self.collate = rows, order, micro_rows, count, collate
         self.row_seed = row_seed
+        self._seeding = RowSeeding(row_seed) if row_seed is not None else None
         self.together = 1
         """How many consecutive rows of a global batch are in one micro-batch."""
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
@@ -233,7 +233,7 @@ class Steps(Dataset):
     def _fetch(self, rows: Rows, ids: np.ndarray) -> Mapping[str, Tensor]:
         make_batch = self.collate or stack_rows
         if self.row_seed is not None:
-            return make_batch(read_keyed(rows, ids, self.row_seed))
+            return make_batch(read_keyed(rows, ids, self.row_seed, self._seeding))
         if self.collate is None and gives_batches(rows):
             return rows.rows(ids[:, 1])  # type: ignore[attr-defined]
         return make_batch(read_samples(rows, ids[:, 1]))

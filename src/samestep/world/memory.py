@@ -60,7 +60,9 @@ class DeviceMemory:
     refuses = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._torch = device, torch.get_device_module(device)
+        self._torch: Any = torch.get_device_module(device)
+        index = self._torch.current_device() if device.index is None else device.index
+        self._device = device = torch.device(device.type, index)  # some functions take no device without its number
         free, total = self._torch.mem_get_info(device)
         fraction: Any = getattr(self._torch, "get_per_process_memory_fraction", lambda device: 1.0)
         reserved = self._torch.memory_reserved(device)
