@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from samestep.core.errors import UserError
 
@@ -11,6 +12,9 @@ PROSE = "pydoc-prose"
 """What its sentences are called, without programs, tables and grammar."""
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
+EMPHASIS = re.compile(r"(\*{1,2})(\w(?:[^*]*[\w:.])?)\1")
+"""*One* word or **several words** with emphasis."""
+LETTERS = re.compile(r"[^\W\d_]+")
 LEAST_WORDS = 0.9
 """Share of letters and spaces in a passage of sentences, at least."""
 
@@ -36,16 +40,18 @@ def pydoc_text(limit: int | None = None) -> str:
     return "\n\n".join(kept) + "\n"
 
 
-def pydoc_prose() -> list[str]:
-    """The passages of the same text that are sentences, each as one line, in alphabetical order of their topics."""
+@cache
+def pydoc_prose() -> tuple[str, ...]:
+    """The passages of the same text that are sentences, each as one line without marks of emphasis and lists, in
+    alphabetical order of their topics."""
     every = distinct(passage for _, topic in pydoc_topics() for passage in passages(topic))
-    return [" ".join(passage.split()) for passage in every if _is_prose(passage)]
+    lines = (EMPHASIS.sub(r"\2", " ".join(passage.split()).removeprefix("* ")) for passage in every)
+    return tuple(line for line in lines if _is_prose(line))
 
 
-def _is_prose(passage: str) -> bool:
+def _is_prose(line: str) -> bool:
     """Whether nearly all of it are words, as in no program, table or grammar, and it ends as a sentence does."""
-    line = " ".join(passage.split())
-    words = sum(character.isalpha() or character == " " for character in line)
+    words = line.count(" ") + sum(map(len, LETTERS.findall(line)))
     is_program = "::=" in line or ">>>" in line
     return line.endswith((".", ":")) and words > LEAST_WORDS * len(line) and line.count(" ") >= 5 and not is_program
 

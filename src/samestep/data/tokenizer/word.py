@@ -15,7 +15,7 @@ from samestep.data.tokenizer.vocabulary import BYTES, TOKENIZER, Vocabulary
 PIECE = re.compile(r" ?[^\W\d]+| ?[^\w\s]|\s|\d")
 """A word or a sign with the space before it, a digit, or white space: one after the other they are the whole text.
 Underscores belong to words."""
-LETTERS = tuple(byte for byte in range(256) if byte > 127 or chr(byte).isalpha())
+LETTERS = tuple(byte for byte in range(256) if byte > 127 or chr(byte).isalpha() or chr(byte) == "_")
 """Bytes that only spell rare words. They are never written: a network that begins to spell does not end with a word."""
 
 
