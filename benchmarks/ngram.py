@@ -1,6 +1,7 @@
 """Bits per byte of plain n-gram models on the split that `mdlm` trains on: a baseline for trained models.
 
     python benchmarks/ngram.py                 the text inside Python
+    python benchmarks/ngram.py pydoc-prose     its sentences, which `mdlm --preset words` trains on
     python benchmarks/ngram.py my_text.txt     any local text or JSONL file, or a folder prepared as bytes
 
 A model of order n predicts a byte from the n - 1 bytes before it; both splits are read as one continuous text. Counts
@@ -12,6 +13,8 @@ import math
 import sys
 from collections import Counter
 
+from samestep.data.tokenizer.vocabulary import Tokenizer
+from samestep.data.tokenizer.word import WordTokenizer
 from samestep.recipes.mdlm.corpus import DataConfig, load
 
 ORDERS = (1, 2, 3, 4, 5, 6)
@@ -46,9 +49,17 @@ def bits_per_token(train: list[int], validation: list[int], orders: tuple[int, .
     return {order: value / len(validation) for order, value in total.items()}
 
 
+def as_bytes(tokens: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Of tokens that are words, the bytes of their text; any others as they are."""
+    return list(tokenizer.decode(tokens).encode("utf-8")) if isinstance(tokenizer, WordTokenizer) else tokens
+
+
 def main(path: str | None = None) -> None:
     corpus = load(DataConfig(path=path))
-    found = bits_per_token(corpus.train.tokens[:].tolist(), corpus.validation.tokens[:].tolist())
+    train, validation = (
+        as_bytes(rows.tokens[:].tolist(), corpus.tokenizer) for rows in (corpus.train, corpus.validation)
+    )
+    found = bits_per_token(train, validation)
     facts = {**corpus.describe(), "bits_per_byte": {f"{order}-gram": round(v, 4) for order, v in found.items()}}
     print(json.dumps(facts, indent=2))
 

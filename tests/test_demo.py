@@ -12,6 +12,8 @@ import pytest
 
 from samestep.core.json_files import JsonLines, write_json
 from samestep.core.rundir import RunDir
+from samestep.recipes.mdlm.config import PRESETS
+from samestep.recipes.mdlm.corpus import DataConfig, load
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 
@@ -58,6 +60,13 @@ def test_what_was_trained_twice_is_compared(demo: ModuleType, again: float, text
     lines = demo.report([row(10, 3.0), row(20, again, speed=2.0)], lost=[row(20, 2.5, speed=1.0)])
     assert "at steps 20 to 20, before and after, " in lines[-1] and text in lines[-1]
     assert any("*" in line for line in lines), "the curve"
+
+
+def test_the_preset_is_there_and_saves_before_the_run_is_over(demo: ModuleType) -> None:
+    preset = PRESETS[demo.COMMAND[demo.COMMAND.index("--preset") + 1]]
+    rows = len(load(DataConfig(**preset["data"])).train)
+    steps_per_epoch = -(-rows // preset["global_batch_size"])
+    assert preset["checkpoint"]["every_epochs"] * steps_per_epoch < preset["max_steps"] / 2, "there is a time to kill"
 
 
 def test_a_run_that_ended_before_the_kill_claims_nothing(demo: ModuleType) -> None:

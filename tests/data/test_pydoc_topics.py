@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data.pydoc_topics import distinct, passages, pydoc_text
+from samestep.data.pydoc_topics import distinct, passages, pydoc_prose, pydoc_text
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,14 @@ def test_the_raw_topics_would_have_failed_that_test() -> None:
 def test_most_of_the_text_is_kept(text: bytes) -> None:
     assert 200_000 < len(text) < 600_000
     assert text.startswith(b'The "assert" statement\n*****')
+
+
+def test_prose_is_sentences_of_the_text(text: bytes) -> None:
+    lines = pydoc_prose()
+    assert 100_000 < sum(map(len, lines)) < len(text)
+    assert all("\n" not in line and line[-1] in ".:" and line.count(" ") >= 5 for line in lines)
+    assert any(line.startswith("Assert statements are a convenient way") for line in lines)
+    assert not any("::=" in line or ">>>" in line for line in lines), "no grammar and no programs"
 
 
 def test_a_repeated_passage_is_left_out_however_it_is_set() -> None:

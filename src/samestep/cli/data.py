@@ -19,7 +19,7 @@ from samestep.data.prepared.config import PrepareConfig
 from samestep.models.hub_download import hub_model
 
 SHAKESPEARE = "shakespeare"
-LEARNED = ("byte", "char", "bpe")
+LEARNED = ("byte", "char", "word", "bpe")
 """Tokenizers that no model has."""
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]
 samestep data prepare shakespeare [--from FILE] [--out FOLDER] [settings]

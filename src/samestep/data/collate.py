@@ -45,7 +45,10 @@ def stack_rows(samples: Sequence[Any]) -> dict[str, Tensor]:
 
 def pad_rows(samples: Sequence[Any], pad: Mapping[str, float], multiple: int = 1) -> dict[str, Tensor]:
     """One batch, in which what `pad` names has that value behind its end, up to the longest of these samples or to the
-    next multiple of `multiple`; all else is stacked. It is the first dimension of a sample that is padded."""
+    next multiple of `multiple`; all else is stacked. It is the first dimension of a sample that is padded.
+
+    `pad_rows([{"tokens": [1, 2]}, {"tokens": [3]}], pad={"tokens": 0})` is `{"tokens": tensor([[1, 2], [3, 0]])}`.
+    """
     columns = _columns(samples)
     unknown = [name for name in pad if name not in columns]
     if unknown:

@@ -1,5 +1,6 @@
 """Loading a data-parallel rank's share of a step: in this process, or ahead of time in loader processes."""
 
+import copy
 import gc
 import math
 import os
@@ -22,7 +23,7 @@ from samestep.core.open_files import PER_BATCH, PER_WORKER, require_open_files
 from samestep.core.parent import kill_with_parent
 from samestep.data.augmented import Augmented, takes_generator
 from samestep.data.collate import Collate, check_batch, stack_rows
-from samestep.data.order import Order, micro_batches
+from samestep.data.order import Order, Sequential, micro_batches
 from samestep.data.random_state import RowSeeding, generator_of_row
 from samestep.data.streams.reading import StreamPlace, StreamReader
 from samestep.data.streams.stream import over, stream_of
@@ -33,6 +34,8 @@ _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 _SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 """How long the path of a socket may be."""
 Batch = dict[str, Tensor]
+"""A micro-batch, as losses get it: by name a tensor with a row for each sample. `ids` [rows, 2] has the epoch and index
+of each, `live` [rows] is false for filler rows, which count for nothing."""
 RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 """Gives each term's weight per row ([rows]); a term that it does not name is weighed by its rows."""
 
@@ -184,6 +187,14 @@ class Steps(Dataset):
         """Of a stream: where to begin."""
         self.moved: Callable[[], None] = lambda: None
         """Called while rows of a stream are read again, to show the watchdog that there is progress."""
+
+    def of_first_rows(self) -> "Steps":
+        """These steps of rows by index: themselves, or of a stream its first rows, in which its own place stays."""
+        steps = copy.copy(self)
+        if self._stream is not None:
+            first = self._stream.first()
+            steps.rows, steps.order, steps._stream = over(self.rows, first), Sequential(len(first), len(first)), None
+        return steps
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)

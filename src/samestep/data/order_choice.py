@@ -28,7 +28,9 @@ class Bucketed:
     """
 
     lengths: Sequence[int] | np.ndarray
+    """The length of each row, such as its number of tokens."""
     chunk: int = 64
+    """So many steps are sorted together: more is less padding, but steps whose rows are more alike."""
     order: OrderChoice | None = None
     """Another choice, whose draws are sorted into buckets."""
 
@@ -46,6 +48,7 @@ class Weighted:
     """
 
     weights: Sequence[float] | np.ndarray
+    """The weight of each row, 0 or more."""
 
     def __call__(self, order: Order, seed: int) -> Order:
         if isinstance(order, MixedOrder):

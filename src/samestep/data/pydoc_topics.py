@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from samestep.core.errors import UserError
 
 BUILT_IN_TEXT = "pydoc_data.topics"
 """What this text is called."""
+PROSE = "pydoc-prose"
+"""What its sentences are called, without programs, tables and grammar."""
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
+EMPHASIS = re.compile(r"(\*{1,2})(\w(?:[^*]*[\w:.])?)\1")
+"""*One* word or **several words** with emphasis."""
+LETTERS = re.compile(r"[^\W\d_]+")
+LEAST_WORDS = 0.9
+"""Share of letters and spaces in a passage of sentences, at least."""
 
 
 def pydoc_topics() -> list[tuple[str, str]]:
@@ -30,6 +38,22 @@ def pydoc_text(limit: int | None = None) -> str:
         if limit is not None and size >= limit:
             break
     return "\n\n".join(kept) + "\n"
+
+
+@cache
+def pydoc_prose() -> tuple[str, ...]:
+    """The passages of the same text that are sentences, each as one line without marks of emphasis and lists, in
+    alphabetical order of their topics."""
+    every = distinct(passage for _, topic in pydoc_topics() for passage in passages(topic))
+    lines = (EMPHASIS.sub(r"\2", " ".join(passage.split()).removeprefix("* ")) for passage in every)
+    return tuple(line for line in lines if _is_prose(line))
+
+
+def _is_prose(line: str) -> bool:
+    """Whether nearly all of it are words, as in no program, table or grammar, and it ends as a sentence does."""
+    words = line.count(" ") + sum(map(len, LETTERS.findall(line)))
+    is_program = "::=" in line or ">>>" in line
+    return line.endswith((".", ":")) and words > LEAST_WORDS * len(line) and line.count(" ") >= 5 and not is_program
 
 
 def passages(topic: str) -> Iterator[str]:

@@ -33,7 +33,13 @@ class Parts(NamedTuple, Generic[Item]):
 def split_records(
     items: Sequence[Item], groups: Sequence[str], *, validation: float, test: float = 0.0, seed: int = 0
 ) -> Parts[Item]:
-    """Items by part, given the group of each, which stays together; `validation` and `test` are shares of all."""
+    """Items by part, given the group of each, which stays together; `validation` and `test` are shares of all.
+
+    Which part a group (a document, a user) is in follows from its text and `seed`, not from its place:
+
+        parts = split_records(rows, [row["user"] for row in rows], validation=0.1)
+        parts.train, parts.validation, parts.test
+    """
     parts = Parts[Item]([], [], [])
     for item, part in zip(items, choose_parts(groups, validation, test, seed).tolist(), strict=True):
         parts[part].append(item)

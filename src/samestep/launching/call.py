@@ -56,10 +56,14 @@ def launch(
     join_timeout: float | None = None,
     **settings: Any,
 ) -> LaunchResult:
-    """Train a recipe on `nproc` processes of this machine and wait for the end.
+    """Train a recipe on `nproc` processes of this machine and wait for the end; the result has `done`, `exit_code` and
+    `path`, the run directory.
 
-    `hosts` are this machine and others that it starts by ssh, each with `nproc` processes. Or make the same call on
-    several machines: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
+        samestep.launch("my_recipe.py", nproc=2, max_steps=100)
+
+    `max_restarts` is how often a crash may resume by itself; `grace` are the seconds that workers have to stop in good
+    order. `hosts` are this machine and others that it starts by ssh, each with `nproc` processes. Or make the same
+    call on several machines: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
 
     `recipe` is a recipe's name, import path, file or object, or a configuration, whose recipe is then found beside its
     class. Settings are a mapping, a configuration, keywords, or several of these: keywords override `config`, and both

@@ -36,6 +36,7 @@ class CausalTransformer(Transformer):
     """Tokens [rows, length] in, logits [rows, length, embedding_size] out."""
 
     config: CausalConfig
+    """Its shape."""
 
     def __init__(self, config: CausalConfig) -> None:
         super().__init__(config)

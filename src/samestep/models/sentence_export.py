@@ -33,7 +33,12 @@ def write_encoder(
     dtype: torch.dtype = torch.float32,
     onnx: bool = False,
 ) -> None:
-    """A new folder with the files of `write_encoder_files`, which gets its name when all of it is written."""
+    """A new folder that sentence-transformers loads; it gets its name when all of it is written.
+
+    `weights` are those of the network that `source` builds, by its own parameter names, `card` is its README.md.
+    `source` is the one that was trained, with its projection if it has one. `prompts` replace its own. `dtype` is the
+    type of the weights in the files. `onnx` adds onnx/model.onnx, in float32.
+    """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"Choose another folder, or remove it first; {folder} exists.")
     try:
@@ -55,12 +60,7 @@ def write_encoder_files(
     dtype: torch.dtype = torch.float32,
     onnx: bool = False,
 ) -> None:
-    """Write the weights of the network that `source` builds, by its own parameter names, and `card` as README.md, into
-    an empty folder.
-
-    `source` is the one that was trained, with its projection if it has one. `prompts` replace its own. `onnx` adds
-    onnx/model.onnx, in float32.
-    """
+    """What `write_encoder` writes, into an empty folder."""
     if onnx:
         require_onnx()
     with torch.device("meta"):

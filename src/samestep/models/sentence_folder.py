@@ -47,6 +47,7 @@ class EncoderSource:
     network: Callable[[], SentenceEncoder]
     """Builds the network for `bench.learner` or `bench.frozen`, which set its weights; `load` is for all other uses."""
     tokenizer: TextTokenizer
+    """Makes the network's input of texts."""
     dim: int
     """The length of its vectors."""
     max_length: int
@@ -65,7 +66,7 @@ class EncoderSource:
     """All files that its vectors follow from, by what they are for; none where its weights are drawn."""
 
     def prompt(self, purpose: str) -> str:
-        """What stands before a text that is a `query` or a `passage`; see `prompt_for`."""
+        """What stands before a text that is a `query` or a `passage`, by whatever name it has there."""
         return prompt_for(purpose, self.prompts, self.default_prompt)
 
     def with_unit_vectors(self) -> "EncoderSource":

@@ -25,6 +25,7 @@ class Rank:
     """This process among its peers. Without a store it is alone, or they meet otherwise."""
 
     rank_info: RankInfo
+    """What the launcher said: rank, size, place on its node."""
     timeout: timedelta = field(default=timedelta(minutes=10), kw_only=True)
     store: Any = field(default=None, kw_only=True)
     _barriers: int = field(default=0, repr=False, kw_only=True)

@@ -94,7 +94,9 @@ class World(Rank):
     """Rank, size, device and groups of this process."""
 
     device: torch.device
+    """Where this process computes."""
     backend: str | None = None
+    """The library that runs collectives on tensors, such as `gloo` or `nccl`; None in a lone process."""
     control: Any = None
     """The gloo group that carries CPU messages; None in a lone process."""
     messages: Messages | None = field(default=None, repr=False)

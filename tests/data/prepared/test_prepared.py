@@ -30,7 +30,7 @@ def split_at_ends(tokens: np.ndarray, eos: int) -> list[list[int]]:
     return [part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == eos) + 1)][:-1]
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "bpe"])
 def test_documents_are_not_cut_and_end_with_eos(tmp_path: Path, tokenizer: str) -> None:
     vocab_size = 280 if tokenizer == "bpe" else None
     source = documents(tmp_path / "a.jsonl", *TEXTS)
@@ -250,7 +250,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], sentence:
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="byte, char, bpe or a folder; there is no folder gpt5"):
+    with pytest.raises(UserError, match="byte, char, word, bpe or a folder; there is no folder gpt5"):
         made(tmp_path / "out", documents(tmp_path / "a.jsonl", *TEXTS), tokenizer="gpt5")
 
 

@@ -12,6 +12,7 @@ from samestep.data.tokenizer import load_tokenizer, read_tokenizer
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import SMALLEST, SubwordTokenizer, train_bpe
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer
+from samestep.data.tokenizer.word import WordTokenizer
 from tokenizer_folders import plain_folder
 
 NO_CHARACTERS = {"type": "FixedLength", "length": 0}
@@ -21,6 +22,7 @@ TEXT = ["the cat sat on the mat and the dog sat on the cat\n" * 5, "naïve ☃ c
 
 
 BPE = train_bpe(TEXT, 300)
+WORDS = WordTokenizer.learned(TEXT, 270)
 
 
 @pytest.fixture
@@ -29,8 +31,8 @@ def bpe() -> SubwordTokenizer:
 
 
 @given(st.text())
-def test_bytes_and_bpe_know_every_text(text: str) -> None:
-    for tokenizer in (ByteTokenizer(), BPE):
+def test_bytes_words_and_bpe_know_every_text(text: str) -> None:
+    for tokenizer in (ByteTokenizer(), WORDS, BPE):
         assert tokenizer.decode(tokenizer.encode(text)) == text
         together = [tokens.tolist() for tokens in tokenizer.encode_all([text, "", text])]
         assert together == [tokenizer.encode(text), [], tokenizer.encode(text)]
@@ -46,7 +48,7 @@ def test_characters_are_tokens(text: str) -> None:
 
 def test_special_tokens_are_decoded(bpe: SubwordTokenizer) -> None:
     char = CharTokenizer.of("hi")
-    for tokenizer in (ByteTokenizer(), char, bpe):
+    for tokenizer in (ByteTokenizer(), char, WORDS, bpe):
         v = tokenizer.vocabulary
         h, i = tokenizer.encode("h")[0], tokenizer.encode("i")[0]
         assert v.bos is not None
@@ -54,14 +56,38 @@ def test_special_tokens_are_decoded(bpe: SubwordTokenizer) -> None:
         assert v.mask not in tokenizer.encode("hi") and v.size > max(v.mask, v.eos, v.bos)
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
 def test_what_is_saved_is_read_again(tmp_path: Path, bpe: SubwordTokenizer, kind: str) -> None:
-    made: dict[str, Tokenizer] = {"byte": ByteTokenizer(), "char": CharTokenizer.of("abc é"), "bpe": bpe}
+    char = CharTokenizer.of("abc é")
+    made: dict[str, Tokenizer] = {"byte": ByteTokenizer(), "char": char, "word": WORDS, "bpe": bpe}
     made[kind].save(tmp_path / "a" / "tokenizer")
     again = load_tokenizer(tmp_path / "a" / "tokenizer")
     assert again.kind == kind
     assert again.vocabulary == made[kind].vocabulary
     assert again.encode("abc é") == made[kind].encode("abc é")
+
+
+def test_common_words_are_tokens_and_rare_ones_are_spelled() -> None:
+    words = WordTokenizer.learned(["the cat sat on the mat; the cat", " the cat"], BYTES.size + 2)
+    assert words.words == [" cat", " the"], "the commonest; of equally common ones the first in the alphabet"
+    assert words.encode("see the cat") == [*b"see", BYTES.size + 1, BYTES.size]
+    assert words.vocabulary.size == BYTES.size + 2
+    written = set(range(words.vocabulary.size)) - set(words.vocabulary.forbidden(words.vocabulary.size))
+    assert words.decode(sorted(written - set(range(128)) - {BYTES.eos})) == " cat the", (
+        "no letters of words that it does not know"
+    )
+    assert {*b"\n .,()0123456789"} <= written
+    few = WordTokenizer.learned(["a cat"], 1000)
+    assert few.words == [" cat"], "a single character is a byte, and there are no more words than the text has"
+    with pytest.raises(UserError, match="Set vocab_size above 259"):
+        WordTokenizer.learned(["a cat"], BYTES.size)
+
+
+@pytest.mark.parametrize("words", ["5", '["a", 5]', "null"])
+def test_damaged_words_are_refused(tmp_path: Path, words: str) -> None:
+    (tmp_path / "samestep_tokenizer.json").write_text(f'{{"kind": "word", "words": {words}}}')
+    with pytest.raises(UserError, match="is damaged"):
+        load_tokenizer(tmp_path)
 
 
 def test_no_tokenizer_means_bytes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.recipes.mdlm.stages import resolve_config
 from samestep.train.record.plan import global_batch
 
 
@@ -35,14 +36,16 @@ def test_impossible_settings_are_refused(kind: type, values: dict[str, object], 
 
 
 @pytest.mark.parametrize(
-    ("preset", "parameters"), [("tiny", 382_176), ("small", 14_408_064), ("verify", 13_488), ("verify-sft", 13_488)]
+    ("preset", "parameters"),
+    [("tiny", 382_176), ("words", 725_664), ("small", 14_408_064), ("verify", 13_488), ("verify-sft", 13_488)],
 )
 def test_a_preset_fits_together(preset: str, parameters: int) -> None:
     values = PRESETS[preset]
     data, sampling = DataConfig(**values["data"]), SamplingConfig(**values["sampling"])
     ObjectiveConfig(**values.get("objective", {}))
     with torch.device("meta"):
-        network = Transformer(TransformerConfig(**values["model"]))
+        config = MdlmConfig(data=data, model=TransformerConfig(**values["model"]), sampling=sampling)
+        network = Transformer(resolve_config(config).model)
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert max(data.sequence_length, sampling.max_new_tokens) <= network.config.max_sequence_length
     assert values["global_batch_size"] < len(load(data).train)

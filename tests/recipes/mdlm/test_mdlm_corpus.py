@@ -14,9 +14,10 @@ from samestep.core.errors import UserError
 from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
-from samestep.data.pydoc_topics import pydoc_text
+from samestep.data.pydoc_topics import PROSE, pydoc_prose, pydoc_text
 from samestep.data.token_rows import AnswerRows, TextRows, TokenRows, rounded_width
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
+from samestep.data.tokenizer.word import WordTokenizer
 from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, data_tokenizer, load, row_length
 
 
@@ -207,6 +208,26 @@ def test_bytes_per_token_of_chats_are_those_of_the_answers_with_their_ends(tmp_p
         ]
         text = sum(len([token for token in answer if token != BYTES.eos]) for answer in answers)
         assert corpus.validation_bytes_per_token == text / sum(map(len, answers))
+
+
+def test_prose_is_words_of_which_no_passage_is_cut() -> None:
+    config = DataConfig(path=PROSE, sequence_length=32, test_fraction=0.1)
+    corpus = load(config)
+    assert isinstance(corpus.tokenizer, WordTokenizer) and corpus.test is not None
+    assert data_tokenizer(config).vocabulary == corpus.tokenizer.vocabulary
+    parts = []
+    for rows in (corpus.train, corpus.test, corpus.validation):
+        read = rows.rows(np.arange(len(rows)))
+        kept = [row[:length] for row, length in zip(read["tokens"].tolist(), read["length"].tolist())]
+        parts.append(corpus.tokenizer.decode(token for row in kept for token in row))
+    assert "".join(parts) == "".join(f"{line}\n" for line in pydoc_prose())
+    assert all(part.endswith("\n") for part in parts)
+    sizes = [len(part.encode()) for part in parts]
+    assert corpus.validation_bytes_per_token == sizes[2] / corpus.validation.size
+    assert corpus.test_bytes_per_token == sizes[1] / corpus.test.size
+    assert not any(word not in parts[0] for word in corpus.tokenizer.words), "what is held back names no words"
+    with pytest.raises(UserError, match="pydoc-prose alone"):
+        load(DataConfig(path=[PROSE, "a.txt"]))
 
 
 def test_a_step_of_chats_is_as_wide_as_the_longest_of_its_global_batch(tmp_path: Path) -> None:

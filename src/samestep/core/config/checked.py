@@ -7,7 +7,7 @@ bounds cannot say, such as those between two fields.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from samestep.core.config.bounds import bare
 from samestep.core.config.conversion import FieldPath, convert
@@ -55,8 +55,14 @@ def _has_numbers(tp: Any) -> bool:
 
 
 def _is_number(tp: Any) -> bool:
-    """Whether a field of this type holds nothing but a number, or null."""
-    return all(bare(each) in (int, float) for each in without_null(tp))
+    """Whether a field of this type holds nothing but a number, one of some words, or null."""
+    kinds = [bare(each) for each in without_null(tp) if get_origin(each) is not Literal]
+    return bool(kinds) and all(kind in (int, float) for kind in kinds)
+
+
+def _words(tp: Any) -> list[Any]:
+    """The words that a field of this type takes."""
+    return [word for each in without_null(tp) if get_origin(each) is Literal for word in get_args(each)]
 
 
 def _item_type(tp: Any) -> Any:
@@ -70,7 +76,7 @@ def _item_type(tp: Any) -> Any:
 
 def _check(value: Any, tp: Any, place: FieldPath) -> None:
     if _is_number(tp):
-        if isinstance(value, str):  # `build` would make it a number; here it would stay text
+        if isinstance(value, str) and value not in _words(tp):  # here it would stay text, even where it is a number
             raise place.refuse(value, tp)
         convert(value, tp, place)
     elif is_section(type(value)):

@@ -31,6 +31,7 @@ from samestep.core.config.schema import (
 )
 from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
+from samestep.core.near_names import did_you_mean
 
 T = TypeVar("T")
 _SHOWN = 80  # characters of a refused value that a message quotes
@@ -51,7 +52,9 @@ class FieldPath:
         """The error for a value of the wrong type, or out of its bounds."""
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
-        return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}.")
+        words = [str(word) for each in members(tp) if get_origin(each) is Literal for word in get_args(each)]
+        meant = did_you_mean(value, words) if isinstance(value, str) else ""
+        return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}{meant}.")
 
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:

@@ -114,7 +114,8 @@ def expected(tp: Any) -> str:
     if len(members(tp)) > 1:
         return " or ".join(expected(member) for member in members(tp))
     if get_origin(tp) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(tp))
+        choices = [str(choice) for choice in get_args(tp)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if is_list(tp):
         return f"a list such as [a, b] of type {type_text(tp)}"
     if is_dict(tp):
@@ -233,9 +234,11 @@ def _docs_in_source(cls: type) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):  # built in, created at run time, or typed into a prompt
         return {}
-    if not (tree.body and isinstance(tree.body[0], ast.ClassDef)):
-        return {}
-    body = tree.body[0].body
+    return texts_under_fields(tree.body[0].body) if tree.body and isinstance(tree.body[0], ast.ClassDef) else {}
+
+
+def texts_under_fields(body: Sequence[ast.stmt]) -> dict[str, str]:
+    """The text under each field in the source of a class."""
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in pairwise(body)

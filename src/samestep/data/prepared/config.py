@@ -16,10 +16,10 @@ class PrepareConfig(RecordsConfig):
     out: str
     """The folder to write."""
     tokenizer: str = "byte"
-    """byte, char, bpe (learned from the text), or the model whose tokenizer it is: a folder, org/name or
-    org/name@revision of the Hub, a run or a checkpoint."""
+    """byte, char, word or bpe (which are learned from the text), or the model whose tokenizer it is: a folder, org/name
+    or org/name@revision of the Hub, a run or a checkpoint."""
     vocab_size: Count | None = None
-    """Tokens that bpe learns, the special ones included; null is 4096."""
+    """Tokens that word and bpe learn, bytes and special ones included; null is 4096."""
     sequence_length: Annotated[int, Bounds(least=2)] | None = None
     """Tokens in a row; null is 256, and 1024 for chats."""
     validation_fraction: PartialShare = 0.1

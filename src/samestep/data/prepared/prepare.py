@@ -24,6 +24,7 @@ from samestep.data.tokenizer import read_tokenizer
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import train_bpe
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer
+from samestep.data.tokenizer.word import WordTokenizer
 
 TextDataset = Texts | Chats
 ReportProgress = Callable[[str, int, int], None]
@@ -103,11 +104,13 @@ def _tokenizer(
     if config.tokenizer == "char":
         # of all text, validation too: a character without a token could not be encoded at all
         return CharTokenizer.of(characters)
+    if config.tokenizer == "word":
+        return WordTokenizer.learned(dataset.training_texts(split()), config.vocab_size or 4096)
     if config.tokenizer == "bpe":
         return train_bpe(dataset.training_texts(split()), config.vocab_size or 4096)
     folder = expand_home(config.tokenizer)
     if not folder.is_dir():
-        raise UserError(f"Choose --tokenizer byte, char, bpe or a folder; there is no folder {config.tokenizer}.")
+        raise UserError(f"Choose --tokenizer byte, char, word, bpe or a folder; there is no folder {config.tokenizer}.")
     return read_folder(folder, config.mask_token, config.eos_token)
 
 

@@ -17,6 +17,7 @@ from samestep.data.tokenizer.vocabulary import (
     no_known_ids,
     read_record,
 )
+from samestep.data.tokenizer.word import WordTokenizer
 
 OTHERS = ("vocab.json", "tokenizer.model", "tokenizer_config.json", "merges.txt", "spiece.model")
 """Files that show that a folder has a tokenizer, but not one that this module reads."""
@@ -58,6 +59,8 @@ def _read_saved(folder: Path, record: dict[str, Any]) -> Tokenizer:
     try:
         if record["kind"] == ByteTokenizer.kind:
             return ByteTokenizer()
+        if record["kind"] == WordTokenizer.kind:
+            return WordTokenizer(_words(record["words"]))
         vocabulary = _vocabulary(record["vocabulary"])
         if record["kind"] == CharTokenizer.kind:
             unknown = record["unknown"]
@@ -79,6 +82,12 @@ def _vocabulary(values: dict[str, Any]) -> Vocabulary:
 
 def _is_id(number: Any) -> bool:
     return type(number) is int and 0 <= number <= MOST_TOKENS
+
+
+def _words(found: list[Any]) -> list[str]:
+    if not all(isinstance(word, str) for word in found) or len(found) > MOST_TOKENS:
+        raise TypeError("a word is no text")
+    return found
 
 
 def _characters(table: dict[str, Any]) -> dict[str, int]:

@@ -31,7 +31,7 @@ class Vocabulary:
     headers: tuple[int, int] | None = None
     """Stand before and after the role of a message, in a chat."""
     silent: tuple[int, ...] = ()
-    """Special tokens other than the mask that are never written in a sample."""
+    """Tokens other than the mask that are never written in a sample: special ones, and parts that make no word."""
 
     @property
     def required_mask(self) -> int:

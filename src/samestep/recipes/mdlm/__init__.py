@@ -1,7 +1,8 @@
 """Masked-diffusion language models, also published LLaDA models: `samestep train mdlm --preset tiny`.
 
 settings     config.py (with the presets)
-data         corpus.py (what data there is, cut into rows), tokenizer.py, older_data.py (older folders)
+data         corpus.py (what data there is, cut into rows), built_in.py (the text inside Python), tokenizer.py,
+             older_data.py (older folders)
 training     objective.py (the loss), stages.py (what a run takes from data and pretrained models, and what it does),
              pt_files.py (checkpoint_epoch_N.pt)
 sampling     sampling.py (the sampler), generating.py (`samestep sample`, also for text with gaps), animation.py

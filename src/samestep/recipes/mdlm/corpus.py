@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,7 @@ from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
-from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
-from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, PROSE, pydoc_text
 from samestep.data.records.arrow import is_saved_dataset
 from samestep.data.records.hub import hub_dataset
 from samestep.data.records.lines import is_record_file
@@ -23,6 +22,7 @@ from samestep.data.records.mixture import parse_sources, shown
 from samestep.data.records.reading import RecordsConfig
 from samestep.data.token_rows import AnswerRows, JoinedRows, TextRows, TokenRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
+from samestep.recipes.mdlm.built_in import answer_rows, bytes_per_answer_token, question_rows, split_prose
 from samestep.recipes.mdlm.older_data import FixedRows, OlderFolder, is_older, open_older
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
 
@@ -40,7 +40,7 @@ class DataConfig(RecordsConfig):
     """A folder that `samestep data prepare` wrote; or a text file, a file or folder of records (.jsonl, .json, .csv,
     .tsv, .parquet) or a dataset of the Hub (org/name:split), with a column `text`, read as bytes; or several texts and
     records, whose rows are drawn in the proportion of weights, as [a.jsonl:3, b.txt:1]. null is the English text that
-    comes with Python (`pydoc_data.topics`)."""
+    comes with Python (`pydoc_data.topics`); pydoc-prose is its sentences, with words as tokens."""
     sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own lengths."""
@@ -144,6 +144,8 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
         return _several(config, config.path, cache)
     if config.path == QUESTIONS:
         return load_questions(config)
+    if config.path == PROSE:
+        return load_prose(config)
     folder = expand_home(config.path)
     if is_prepared(folder):
         return _prepared_corpus(open_prepared(folder), config)
@@ -192,6 +194,8 @@ def row_length(config: DataConfig) -> int:
 
 def data_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer of the data, without opening the data."""
+    if config.path == PROSE:
+        return split_prose(config.validation_fraction, config.test_fraction)[0]
     folder = expand_home(config.path) if isinstance(config.path, str) else None
     if folder is None or not folder.is_dir():
         return ByteTokenizer()
@@ -230,9 +234,7 @@ def _several(config: DataConfig, named: Sequence[str], cache: Path | None) -> Co
     training part of one and in the validation part of another."""
     sources, length = parse_sources(named), row_length(config)
     names, weights = [path for path, _ in sources], [weight for _, weight in sources if weight is not None]
-    if other := next(
-        (path for path in names if path == QUESTIONS or (expand_home(path).is_dir() and not holds_records(path))), None
-    ):
+    if other := next((path for path in names if path in (QUESTIONS, PROSE) or _is_other_folder(path)), None):
         raise UserError(f"Name texts and records in data.path, or {other} alone: it is mixed with nothing.")
     records = [path for path in names if holds_records(path)]
     found: dict[str, Sequence[text.Tokens]] = dict(zip(records, _documents(records, config, cache))) if records else {}
@@ -261,6 +263,10 @@ def _several(config: DataConfig, named: Sequence[str], cache: Path | None) -> Co
         test=test[0] if test else None,
         weights=np.concatenate(by_row) if by_row else None,
     )
+
+
+def _is_other_folder(path: str) -> bool:
+    return expand_home(path).is_dir() and not holds_records(path)
 
 
 def _split_corpus(name: str, parts: Sequence[text.Tokens], config: DataConfig, origin: text.Tokens) -> Corpus:
@@ -332,11 +338,25 @@ def _text_rows(
     return TextRows(train, length, pad), TextRows(validation, length, pad)
 
 
+def load_prose(config: DataConfig) -> Corpus:
+    """The sentences of the built-in text, its commonest words as tokens; the last passages are for validation, those
+    before them for a test."""
+    tokenizer, parts = split_prose(config.validation_fraction, config.test_fraction)
+    encoded = [np.array(tokenizer.encode(part), dtype=np.int64) for part in parts]
+    share = _share(config, sum(map(len, encoded)))
+    train, validation, test = (tokens[: max(1, round(len(tokens) * share))] for tokens in encoded)
+    sizes = [len(tokenizer.decode(part).encode()) / max(1, len(part)) for part in (validation, test)]
+    length, pad = row_length(config), tokenizer.vocabulary.eos
+    rows = _text_rows(PROSE, train, validation, length, pad)
+    corpus = Corpus(PROSE, *rows, tokenizer, np.concatenate((train, validation, test)), sizes[0])
+    return replace(corpus, test=TextRows(test, length, pad), test_bytes_per_token=sizes[1]) if len(test) else corpus
+
+
 def load_questions(config: DataConfig) -> Corpus:
     """The built-in questions, as many as fit into `data.limit` tokens; the last ones are for validation, those before
     them for a test."""
     tokenizer, length = ByteTokenizer(), config.sequence_length or DEFAULT_LENGTH
-    rows = [row for row in _question_rows() if row.prompt < length]
+    rows = [row for row in question_rows() if row.prompt < length]
     if config.limit is not None:
         rows = rows[: max(2, config.limit // length)]
     tail = len(rows) - max(1, round(len(rows) * config.validation_fraction))
@@ -345,29 +365,7 @@ def load_questions(config: DataConfig) -> Corpus:
         raise UserError(f"Raise data.sequence_length above {length}: few questions of {QUESTIONS} are so short.")
     parts = [part for part in (rows[:head], rows[tail:], rows[head:tail]) if part]
     tokens = np.array([token for row in rows for token in row.tokens])
-    train, validation, *test = (_answer_rows(part, length, tokenizer.vocabulary.eos) for part in parts)
-    _, *sizes = (_bytes_per_token(part, length) for part in parts)
+    train, validation, *test = (answer_rows(part, length, tokenizer.vocabulary.eos) for part in parts)
+    _, *sizes = (bytes_per_answer_token(part, length) for part in parts)
     corpus = Corpus(QUESTIONS, train, validation, tokenizer, tokens, sizes[0])
     return replace(corpus, test=test[0], test_bytes_per_token=sizes[1]) if test else corpus
-
-
-def _bytes_per_token(rows: list[ChatRow], length: int) -> float:
-    """Of the answers, as far as they fit into rows, each with its end token."""
-    counted = [min(len(row.tokens), length) - row.prompt for row in rows]
-    return sum(min(row.size, tokens) for row, tokens in zip(rows, counted)) / sum(counted)
-
-
-def _question_rows() -> Iterator[ChatRow]:
-    for topic, content in pydoc_topics():
-        texts = [passage for passage in passages(content) if "***" not in passage and "===" not in passage]
-        answer = " ".join(texts[0].split()) if texts else ""
-        chat = [ChatMessage("user", f"What is {topic}?"), ChatMessage("assistant", answer)]
-        yield from answers(ByteTokenizer(), chat)
-
-
-def _answer_rows(rows: list[ChatRow], length: int, pad: int) -> AnswerRows:
-    """The rows in the format of a prepared folder."""
-    cut = [row.tokens[:length] for row in rows]
-    starts = np.cumsum([0, *map(len, cut)])[:-1]
-    index = np.array([[start, len(tokens), row.prompt] for start, tokens, row in zip(starts, cut, rows)]).ravel()
-    return AnswerRows(np.array([token for tokens in cut for token in tokens]), index, length, pad)

@@ -12,6 +12,7 @@ import torch
 from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError, Weighted, World
 from samestep.core.json_files import write_json
 from samestep.data.order import Order
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, PROSE
 from samestep.data.records.mixture import shown
 from samestep.data.token_rows import AnswerRows, TokenRows
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
@@ -44,6 +45,11 @@ COMPARED_TOKENS = 200
 """How many tokens are decoded to compare two tokenizers."""
 MEASURED_STEPS = 1024
 """In how many steps padding is measured for the banner."""
+DESCRIBED = {
+    "None": f"{BUILT_IN_TEXT} (the text inside Python)",
+    PROSE: f"{PROSE} (sentences of the text inside Python)",
+}
+"""What the banner says of built-in data."""
 WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -133,7 +139,7 @@ def describe(config: MdlmConfig) -> dict[str, str]:
     shape = f"{network.n_layers} layers of width {network.d_model}"
     source = named_source(config)
     return {
-        "dataset": shown(config.data.path) or "pydoc_data.topics (the text inside Python)",
+        "dataset": DESCRIBED.get(str(config.data.path)) or shown(config.data.path),
         "model": f"{source} ({shape})" if source else shape,
         "vocabulary size": f"{network.vocab_size:,}",
     }

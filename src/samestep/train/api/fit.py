@@ -47,7 +47,11 @@ class Fit:
         whole_set: WholeSet | None = None,
         change: Callable[[MicroBatches], MicroBatches] | None = None,
     ) -> None:
-        """`mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
+        """`loss(module, batch)` gives, by name, one value for each row. `validation` is an evaluation feed; the
+        means of `measure` (default: the loss) over its rows stand under `val/`, and `derive` adds to them, such as a
+        perplexity.
+
+        `mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
         loss of one term needs none. `average` is kept up to date and is what validation measures. `whole_set`
         gives metrics of the validation set that are no means over its rows; `derive` gets them too. `change` is given
         each step's micro-batches with the ids of its whole global batch, and returns what is trained on."""
@@ -95,7 +99,11 @@ class Fit:
 
 
 def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict[str, float]:
-    """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
+    """Means over every row of `feed`, each counted once, equal on all ranks and at any world size.
+
+    `measure(module, batch)` gives values by row, as a loss does; it is called in evaluation mode, without gradients.
+    `step` is for the records of `samestep verify` alone. Every rank calls it alike.
+    """
     check_learner("the learner of evaluate", learner)
     check_feed("the feed of evaluate", feed, "bench.evaluation_feed")
     check_function("the measure of evaluate", measure, ["module", "batch"])

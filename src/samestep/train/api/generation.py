@@ -87,8 +87,11 @@ class LocalGenerator:
     """Samples with the network itself and a cache: a `CausalTransformer`, or a causal model of transformers."""
 
     config: GenerationConfig
+    """How long completions are, and how they are drawn."""
     draws: Draws
+    """Its noise: `bench.draws("name")`."""
     world: World
+    """The ranks, which all generate until all are done: `bench.world`."""
     eos: Sequence[int] = ()
     """The tokens that end a text."""
     pad: int = 0

@@ -43,7 +43,9 @@ class Every:
     """Calls `function(tick)` on every rank after every `steps` steps."""
 
     steps: int
+    """1 is every step."""
     function: Callable[[Tick], object]
+    """What to call, with the step that has just been made."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -41,6 +41,7 @@ class Stage:
     """One phase of a recipe. Stages run in order, each resumes alone, and they hand over through artifacts on disk."""
 
     name: str
+    """What it is called: in the run directory, on the screen, and in `until` and `start`."""
     build: Callable[[Bench], Any]
     """Makes the stage's task out of what the bench offers."""
     validate: Callable[[Any, Tick], MetricValues] = no_validation
@@ -115,7 +116,9 @@ class Recipe:
     """A complete training method. `config` inherits from samestep's Config; `stages` lists what to run, in order."""
 
     config: type[Config]
+    """The class of its configuration, which inherits from `Config`."""
     stages: Callable[[Any], Sequence[Stage]]
+    """(config) to what to run, in order."""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Named sets of values; `verify` is the small one that proofs run on."""
     aliases: Mapping[str, str | Alias] = field(default_factory=dict)
@@ -144,6 +147,9 @@ class Recipe:
     encoders: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
     """(trained model) to a function for each learner that is a sentence encoder: (world) to its `EncoderSource`, which
     reads texts as it was trained to. Other runs can then take what it learned as teacher or student, by its name."""
+    code_settings: Sequence[str] = ()
+    """Settings that may name a function, as `module:function`. It is run, so it is taken only from the command line and
+    from the recipe, never from a config file."""
     model_settings: Mapping[str, str] = field(default_factory=dict)
     """By learner, the setting that names its language model: an exported one names itself there."""
     sample: Verb | None = None

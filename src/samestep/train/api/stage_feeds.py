@@ -33,6 +33,8 @@ class StageFeeds:
     learners: Sequence[Learner]
     """The learners that the stage has so far."""
     made: list[Feed] = field(default_factory=list)
+    evaluations: list[Feed] = field(default_factory=list)
+    """Those of them that go through every row once."""
     counted: CountedTerms = field(default_factory=CountedTerms)
     """What was counted in the rows that the stage makes itself."""
     compares_data: bool = True
@@ -45,7 +47,7 @@ class StageFeeds:
         self.config, self.world = self.stage.config, self.stage.world
 
     def make(self, data: FeedData, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
-        """A feed of `length` steps; `track` shows how far it is."""
+        """A feed of `length` steps; `track` shows how far a pass over all of them is, for evaluation."""
         if self.config.evidence_rounding:
             # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
@@ -64,6 +66,8 @@ class StageFeeds:
             track=track,
         )
         self.made.append(feed)
+        if track is not None:
+            self.evaluations.append(feed)
         return feed
 
     def places(self) -> dict[str, StreamPlace]:

@@ -32,6 +32,7 @@ class WholeSet:
     """Metrics of a whole data set: what each row gives, and what is computed of all rows together."""
 
     outputs: Outputs
+    """(network, batch) to tensors by name, with one entry for each row: few numbers, not logits."""
     metrics: Callable[[dict[str, Tensor]], Mapping[str, float]]
     """(tensors of all rows, on the CPU, in row order) to metrics by name. Called on rank 0, which shares the result."""
 

@@ -48,6 +48,7 @@ class ArtifactKey:
     what: str
     """The values, in the plural: `the teacher's vectors`."""
     values: Mapping[str, Json]
+    """What decides them beside files, by name, as JSON: the layer, the length of a text."""
     files: Mapping[str, Mapping[str, HashedFile]] = field(default_factory=dict)
     """By part, its files; each by a name that stays when a folder is moved."""
     otherwise: str = "start a new run"

@@ -28,6 +28,7 @@ class EarlierWeights:
     """Copies of one learner's weights, with the step that each is from and its hash; checkpoint state."""
 
     def __init__(self, learner: Learner, keep: int) -> None:
+        """At most `keep` copies, the newest ones; memory for all of them is taken at once."""
         if keep < 1:
             raise UserError(f"Keep at least 1 earlier state of learner {learner.name!r}; keep is {keep}.")
         self._learner, self._live = learner, learner.saved_parameters()
@@ -44,6 +45,8 @@ class EarlierWeights:
     @torch.no_grad()
     def take(self, step: int) -> None:
         """Copy the weights as they are now, to a free place or that of the oldest. Collective if sharded."""
+        if self._learner.size_trial is not None:
+            return
         place = self.steps.index(min(self.steps))
         for name, copy in self._copies[place].items():
             local(copy).copy_(local(self._live[name]))

@@ -27,6 +27,8 @@ class Average:
     """The running average of one learner's parameters, in their own type and sharded as they are; checkpoint state."""
 
     def __init__(self, learner: Learner, decay: float) -> None:
+        """An update keeps the share `decay` of the average, such as 0.999; it begins with the learner's first
+        weights."""
         if not isinstance(learner, Learner):
             raise UserError(
                 "averaged weights are those of a learner; give Average what bench.learner(network) made, not "
@@ -47,6 +49,8 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights after the learner's newest update."""
+        if self._learner.size_trial is not None:
+            return
         done = self._learner.updates
         decay = min(self._decay, (1 + done) / (_WARMUP + done))
         averaged = [local(tensor) for tensor in self._averaged.values()]

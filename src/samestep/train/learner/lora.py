@@ -42,7 +42,7 @@ class Lora:
     alpha: float = 16.0
     """What an adapter adds is multiplied by alpha / rank."""
     dropout: float = 0.0
-    """Dropout of an adapter's input; its masks are keyed by the sample (see dropout.py)."""
+    """Dropout of an adapter's input; its masks are keyed by the sample."""
     targets: str | Sequence[str] = ALL_LINEAR
     """The layers: `all-linear` (but the output head of a language model), or the last parts of their names."""
 

@@ -28,7 +28,10 @@ class Metric(NamedTuple):
     """
 
     sum: Number
+    """This rank's sum, a number or a tensor with one element."""
     weight: Number = 1.0
+    """What the sum over all ranks is divided by, equal on all of them; of several steps, sums and weights are added
+    up."""
     same: bool = False
     """Whether every rank holds the global value already (a learning rate, a gradient norm)."""
     skipped: Number = 0.0

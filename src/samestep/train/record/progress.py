@@ -15,8 +15,11 @@ class Tick:
     """The step that the loop is at."""
 
     step: int
+    """The number of the step in its stage, from 0."""
     epoch: int
+    """The epoch of the stage's first training feed, from 0."""
     last_of_epoch: bool
+    """Whether an epoch of that feed ends with this step."""
 
 
 @dataclass

@@ -23,6 +23,7 @@ from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
+from samestep.train.session.batch_size import StageBatchSize
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
@@ -43,6 +44,7 @@ class StageRun:
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
+        self._batch_size = StageBatchSize(context, stage.name)
         self.has_stepped = False
         """Whether this launch has done a step of it."""
 
@@ -52,10 +54,13 @@ class StageRun:
         setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
         with self._context.stop.setting_up(), setting_up, refusing_full_disk(self._rundir.path):
             ready = self.set_up()
+            self._config = self._batch_size.measured(ready)
         first = self._progress.step
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
         self._status(ready, "running")
+        about = {"stage": self._stage.name, "step": first, "steps": ready.task.length, "unit": self._stage.unit}
+        self._context.events.event("stage", **about)
         sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
         try:
             ready.store.require_space(ready.state)
@@ -77,6 +82,7 @@ class StageRun:
         """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
         set_precision(self._config, self._world)
+        self._config = self._batch_size.known(self._config)
         store = self._store()
         found = self._find_checkpoint(store)
         loop = LoopState.new(self._progress, self._world, self._config.seed)
@@ -156,6 +162,7 @@ class StageRun:
             progress=self._progress,
             stop=self._context.stop,
         )
+        bench.stage_plan.batch_size_note = self._batch_size.note
         self._context.benches.append(bench)
         return bench
 
@@ -270,14 +277,7 @@ class StageRun:
         if self._world.is_main:
             code = self._context.code if ready.code else None
             record = done_record(self._progress.step, self._config, code)
-            write_json(self._rundir.done(self._stage.name), {**record, **self._early_end(ready)})
-
-    def _early_end(self, ready: ReadyStage) -> dict[str, Json]:
-        """What done.json also holds of a stage that stopped early."""
-        improvement = self._progress.improvement
-        if self._progress.step >= ready.task.length:
-            return {}
-        return {"stopped_early": improvement.describe(), "waited": improvement.waited}
+            write_json(self._rundir.done(self._stage.name), {**record, **_early_end(ready)})
 
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}
@@ -286,3 +286,11 @@ class StageRun:
 
 def _trains(bench: Bench) -> bool:
     return bench.known_plan is not None and bool(bench.learners)
+
+
+def _early_end(ready: ReadyStage) -> dict[str, Json]:
+    """What done.json also holds of a stage that stopped early."""
+    improvement = ready.loop.progress.improvement
+    if ready.loop.progress.step >= ready.task.length:
+        return {}
+    return {"stopped_early": improvement.describe(), "waited": improvement.waited}

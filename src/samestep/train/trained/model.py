@@ -28,8 +28,11 @@ class Model:
     by `dir(model)`: `generate`, `embed`, `explain`, `design`. Weights are read when they are needed first."""
 
     trained: Trained
+    """Where it is from: recipe, configuration, files."""
     device: torch.device
+    """Where it computes."""
     dtype: torch.dtype | str | None = None
+    """The type of its weights; None: that of training."""
 
     @property
     def recipe(self) -> Recipe:

@@ -55,7 +55,9 @@ class Trained:
     name: str
     """The recipe's name."""
     recipe: Recipe
+    """The recipe that trained it."""
     config: Any
+    """The configuration that it was trained with."""
     source: Path
     """The checkpoint, published folder or safetensors file that holds its weights."""
     files: Path

@@ -55,8 +55,11 @@ class AdamW:
     """torch's fused AdamW; None: as in the configuration (`beta1`, `beta2`, `adam_eps`)."""
 
     beta1: float | None = None
+    """Decay of the mean; None: the setting `beta1`."""
     beta2: float | None = None
+    """Decay of the square; None: the setting `beta2`."""
     eps: float | None = None
+    """Added to the root of the square; None: the setting `adam_eps`."""
     skips_on_device: ClassVar[bool] = True
     is_lazy: ClassVar[bool] = False
 
@@ -80,7 +83,9 @@ class SGD:
     """torch's SGD. Its weight decay is part of the gradient, so it goes through the momentum."""
 
     momentum: float = 0.9
+    """How much of the last update is kept; 0: no momentum."""
     nesterov: bool = False
+    """Whether the gradient is added to the momentum once more."""
     skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = False
 
@@ -103,7 +108,9 @@ class Muon:
     """Muon for hidden matrices (see muon.py), AdamW for all other parameters, both with the learner's rate."""
 
     momentum: float = 0.95
+    """How much of the mean gradient is kept."""
     nesterov: bool = True
+    """Whether the gradient is mixed into the momentum once more before it is orthogonalised."""
     iterations: int = 5
     """Of the orthogonalisation."""
     scaling: Scaling = "adamw"
@@ -114,7 +121,9 @@ class Muon:
     beta1: float | None = None
     """AdamW's, as are the next two; None: as in the configuration."""
     beta2: float | None = None
+    """AdamW's decay of the square."""
     eps: float | None = None
+    """AdamW's epsilon."""
     skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = False
 
@@ -151,8 +160,11 @@ class AdamW8bit:
     """torchao's AdamW, whose moments take 8 bits an element; small parameters have moments in float32."""
 
     beta1: float | None = None
+    """Decay of the mean; None: the setting `beta1`."""
     beta2: float | None = None
+    """Decay of the square; None: the setting `beta2`."""
     eps: float | None = None
+    """Added to the root of the square; None: the setting `adam_eps`."""
     skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = False
 
