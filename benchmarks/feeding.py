@@ -3,7 +3,7 @@
 Images are JPEGs that are decoded as they are read; "light" are rows in memory with a transform that costs little.
 
 Both sides have the same rows, the same transform, the same batch and the same loader processes, and shuffle as they do.
-They take turns; a ratio above 1 means that the feed is faster. Time is that of three epochs, with the start of the
+They take turns; a ratio above 1 means that the feed is faster. Time is that of six epochs, with the start of the
 loader processes; CPU time is that of this process and of its loader processes. Run it with
 
 python benchmarks/feeding.py                        # --workers 0 2 --runs 5 --rows 4000 --size 128
@@ -33,7 +33,7 @@ from samestep.data.feed import Feed
 from samestep.data.order_choice import choose_order
 from samestep.world.world import World
 
-BATCH, BUFFER, SHARDS, EPOCHS = 64, 300, 4, 3
+BATCH, BUFFER, SHARDS, EPOCHS = 64, 300, 4, 6
 Sample = dict[str, Tensor]
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in ([0.48, 0.46, 0.41], [0.23, 0.22, 0.22]))
 
