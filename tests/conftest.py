@@ -33,9 +33,12 @@ torch.set_num_threads(1)  # small tensors on few cores: more threads only wait f
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server where tests run: not in the process that only hands them out to others."""
+    """Start the server where tests run, and wait for no disk there: not in the process that only hands them out."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
+    from disk_waits import skip_disk_waits
+
+    skip_disk_waits()
     gc.disable()
     multiprocessing.get_context("forkserver").set_forkserver_preload(["preloaded"])
     with pytest.MonkeyPatch.context() as environment:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import samestep
 from samestep.cli.main import main
@@ -21,7 +23,7 @@ LINES = {
     "sine": 60,
     "gan": 60,
     "preference": 60,
-    "finetune": 60,
+    "finetune": 90,
     "teacher": 70,
     "own_loop": 35,
     "porting/hf_trainer_before": 40,
@@ -31,6 +33,12 @@ LINES = {
     "porting/lightning_before": 60,
     "porting/lightning_after": 50,
     "image_classifier": 90,
+    "stream": 90,
+    "gpt": 90,
+    "sequence_classifier": 90,
+    "reinforce": 90,
+    "ddpm": 90,
+    "clip": 90,
 }
 """How long each may be, so that the guide stays short."""
 TEXTS = "\n\n".join(
@@ -64,7 +72,7 @@ def trained(folder: Path, name: str, *args: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher"])
+@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher", "finetune", "stream", "clip"])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
 
@@ -92,6 +100,24 @@ def test_the_plain_loop_and_the_recipe_fit_the_same_wave(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     exec(compile((EXAMPLES / "before.py").read_text(), "before.py", "exec"), {})
     assert torch.load("net.pt").keys() == samestep.load(str(trained(tmp_path, "after"))).network.state_dict().keys()
+
+
+def test_pictures_are_the_same_on_two_ranks(tmp_path: Path) -> None:
+    run = trained(tmp_path, "ddpm", "--max_steps=3", "--schedule=constant")
+    settings = ["--preset=verify", "--max_steps=3", "--schedule=constant", "--no-log.tensorboard", "--quiet"]
+    assert main(["train", str(EXAMPLES / "ddpm.py"), *settings, f"--out={tmp_path}", "--name=alone"]) == 0
+    pictures = [Image.open(each / "artifacts" / "denoise" / "digits.png") for each in (run, tmp_path / "alone")]
+    two, one = (np.asarray(picture).astype(int) for picture in pictures)
+    assert one.shape == (300, 600) and np.abs(one - two).max() <= 1
+    assert one.std() > 10, "there is something in it"
+
+
+def test_a_policy_gets_better(tmp_path: Path) -> None:
+    settings = ["--moves=40", "--max_steps=10", "--global_batch_size=24", "--batch_size=12", "--learning_rate=0.03"]
+    run = trained(tmp_path, "reinforce", *settings, "--log.every=1")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    returns = [row["return"] for row in rows if "return" in row]
+    assert sum(returns[-3:]) > 1.3 * sum(returns[:3]), returns
 
 
 def test_a_model_of_transformers_is_tuned_and_goes_out_as_it_came(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ FLOORS = {
     "verify": 6,
     "doctor": 6,
     "why": 6,
+    "report": 6,
     "cli": 7,
 }
 PUBLIC = {name: f"{module}.{name}" for name, module in samestep._homes().items()}

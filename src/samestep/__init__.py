@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from samestep.data.records.reading import Records as Records
     from samestep.data.records.reading import RecordsConfig as RecordsConfig
     from samestep.data.split import split_records as split_records
+    from samestep.data.streams.stream import stream as stream
     from samestep.kit import policy as policy
     from samestep.kit.language_model import LanguageModel as LanguageModel
     from samestep.kit.model_settings import TrainedModelSettings as TrainedModelSettings

@@ -33,7 +33,7 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
         (["train", "mdlm", "--config", "missing.yaml"], "missing.yaml"),
         (["train", "--resume", "nothing"], "is not a run directory; there is no run in runs/ yet"),
         (["train", "mdlm", "--max_time", "soon"], "'soon' is not a duration"),
-        ([*MDLM, "--batch_size", "0"], "batch_size must be a whole number of at least 1, not '0'"),
+        ([*MDLM, "--batch_size", "0"], "batch_size must be a whole number of at least 1 or auto, not '0'"),
         (
             [*MDLM, "--global_batch_size", "0"],
             "global_batch_size must be a whole number of at least 1 or null",

@@ -1,9 +1,10 @@
 """`samestep export` as its users run it: a run becomes a folder, and the folder the beginning of another run."""
 
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from safetensors.torch import load_file
 
 from cli.conftest import Shell
 from samestep.cli.main import main
+from samestep.kit import transformers_export
+from samestep.launching.local import start
+from toys import PRELOAD
 
 pytestmark = pytest.mark.timeout(900)
 MDLM = ["train", "mdlm", "--preset=verify", "--distributed.dtype=float32", "--max_steps=2", "--samples_at_end=0"]
@@ -52,13 +56,27 @@ def test_bad_words_are_refused(
     assert sentence in capsys.readouterr().err
 
 
-KILLED = """
-import os, signal, sys
-from samestep.kit import transformers_export
-from samestep.cli.main import main
-transformers_export.write_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # everything else is written
-main(["export", "g", *sys.argv[1:], "--learner", "judge"])
-"""
+def export_killed_before_the_card(*words: str) -> None:
+    transformers_export.write_card = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # everything else is written
+    main(["export", "g", *words, "--learner", "judge"])
+
+
+def export_killed_at_the_name(*words: str) -> None:
+    """All of it is written, and only the name is missing."""
+
+    def kill(source: Any, target: Any, **options: Any) -> None:
+        if os.path.basename(target) == words[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target, **options)
+
+    rename, os.replace, os.rename = os.rename, kill, kill
+    main(["export", *words])
+
+
+def killed(export: Callable[..., None], *words: str) -> bool:
+    """Whether this export, in a process of its own, was killed."""
+    workers = start(export, 1, *words, logs=Path.cwd() / f"killed_{words[-1]}", preload=PRELOAD)
+    return workers.wait(100) == [-signal.SIGKILL]
 
 
 def test_a_killed_export_leaves_nothing_that_looks_finished(shell: Shell) -> None:
@@ -66,8 +84,7 @@ def test_a_killed_export_leaves_nothing_that_looks_finished(shell: Shell) -> Non
     assert shell("train", "gan", "--preset=verify", "--max_steps=1", "--name", "g")[0] == [0]
     for more in ([], ["--overwrite"]):
         before = {file: file.read_bytes() for file in Path("out").glob("*")}
-        killed = subprocess.run([sys.executable, "-c", KILLED, "out", *more], capture_output=True, timeout=300)
-        assert killed.returncode == -signal.SIGKILL
+        assert killed(export_killed_before_the_card, "out", *more)
         (left,) = Path().glob(".out.*.tmp")
         assert (left / "model.safetensors").exists() and not (left / "samestep.json").exists()
         assert {file: file.read_bytes() for file in Path("out").glob("*")} == before
@@ -75,35 +92,19 @@ def test_a_killed_export_leaves_nothing_that_looks_finished(shell: Shell) -> Non
         assert not list(Path().glob(".out.*")), "what the kill left is removed"
 
 
-KILLED_AT_THE_NAME = """
-import os, signal, sys
-from samestep.cli.main import main
-
-def kill(source, target, **_):
-    if os.path.basename(target) in sys.argv[2:]:
-        os.kill(os.getpid(), signal.SIGKILL)  # all of it is written, and only the name is missing
-    return rename(source, target, **_)
-
-rename, os.replace, os.rename = os.rename, kill, kill
-for target in sys.argv[2:]:
-    if not (child := os.fork()):
-        main(["export", sys.argv[1], target, *(["--weights"] if target.endswith(".pt") else [])])
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, target
-"""
-
-
 def test_no_kind_of_export_has_its_name_before_all_is_written(shell: Shell) -> None:
     """A folder of sentence-transformers, one safetensors file, one .pt file."""
     assert main(["train", "distill", "--preset=verify", "--max_steps=1", "--name", "d", "--no-log.tensorboard"]) == 0
-    targets = ["student", "one.safetensors", "one.pt"]
-    subprocess.run([sys.executable, "-c", KILLED_AT_THE_NAME, "d", *targets], check=True, timeout=300)
-    assert not [target for target in targets if Path(target).exists()]
+    exports = [["d", "student"], ["d", "one.safetensors"], ["d", "one.pt", "--weights"]]
+    for words in exports:
+        assert killed(export_killed_at_the_name, *words), words
+    targets = [Path(words[1]) for words in exports]
+    assert not [target for target in targets if target.exists()]
     left = {path.name for path in Path().iterdir() if path.name.endswith(".tmp")}
     assert len(left) == 3 and all(name.startswith((".student.", ".one.")) for name in left)
-    for target in targets:
-        assert main(["export", "d", target, *(["--weights"] if target.endswith(".pt") else [])]) == 0
-    assert all(Path(target).exists() for target in targets)
+    for words in exports:
+        assert main(["export", *words]) == 0
+    assert all(target.exists() for target in targets)
 
 
 def test_only_what_was_exported_is_replaced(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:

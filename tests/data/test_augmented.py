@@ -10,11 +10,13 @@ import torch
 
 from samestep import augmented
 from samestep.core.errors import UserError
+from samestep.data import noise
 from samestep.data.augmented import takes_generator
 from samestep.data.chosen_rows import ReadOptions, digest_rows
 from samestep.data.datasets import open_rows
 from samestep.data.feed import Feed
 from samestep.data.order import Sequential, Shuffled
+from samestep.data.random_state import ROW, RowSeeding, random_state_kept
 from samestep.data.row_randomness import global_generators, own_generators
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
@@ -131,6 +133,32 @@ def test_rows_of_rows_and_files() -> None:
     rows = Images()
     rows.origins = lambda: ["a file"]  # type: ignore[attr-defined]
     assert augmented(rows, global_draws).origins() == ["a file"]
+
+
+def test_a_generator_is_seeded_by_the_row_however_seldom_rows_draw_from_it() -> None:
+    """Seeded one row at a time by hand; Python's and numpy's are first drawn from in row 300 and row 310."""
+
+    def draw(row: int) -> list[float]:
+        python = [random.gauss(0, 1), random.random()] if row in (300, 305, 700) else []
+        numpy = [float(np.random.randn())] if row in (305, 310, 600) else []
+        return [float(torch.rand(())), *python, *numpy]
+
+    ids = np.stack((np.full(800, 2), np.arange(800)), 1)
+    high, low = noise.words(5, ROW, ids[:, 0], ids[:, 1])
+    expected = []
+    with random_state_kept():
+        for row, (one, other) in enumerate(zip(high.tolist(), low.tolist())):
+            random.seed((one << 32) | other), np.random.seed(other), torch.manual_seed(one)
+            expected.append(draw(row))
+    before = [generator.state() for generator in global_generators()]
+    for batch in (1, 64, 300, 800):
+        seeding, found = RowSeeding(5), []
+        for start in range(0, 800, batch):
+            found += seeding.read(ids[start : start + batch], lambda _, row: draw(row))
+        assert found == expected
+    after = [generator.state() for generator in global_generators()]
+    assert before[0] == after[0] and torch.equal(before[2], after[2])
+    assert np.array_equal(before[1]["state"]["key"], after[1]["state"]["key"])
 
 
 def test_what_cannot_be_augmented() -> None:

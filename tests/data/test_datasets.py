@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.core.errors import UserError
 from samestep.data.chosen_rows import ReadOptions
@@ -80,20 +80,15 @@ def test_ragged_columns_are_padded() -> None:
     assert batch_of(ragged, pad={"tokens": 0})["tokens"].sum(1).tolist() == [5, 6, 7, 8]
 
 
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter([{"x": 1}])
-
-
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
         (hf.DatasetDict({"test": table()}), r"choose one split of the dataset, such as data\['test'\]"),
         (table().with_format("arrow"), r"as arrow tables; use dataset.with_format\('torch'\)"),
-        (table().to_iterable_dataset(), "can only be read in order .* without streaming"),
-        (Stream(), "can only be read in order"),
+        ("rows/*.tar", r"is a path; give the feed the rows in it, such as samestep.stream\('rows/\*.tar'\)"),
         (DataLoader(TensorDataset(torch.ones(3))), r"the dataset itself \(loader.dataset\), not a DataLoader"),
-        ((row for row in ()), "len.. and rows by index, and a generator has not; a list of dicts has"),
+        ((row for row in ()), "a generator can be read only once"),
+        (5, "len.. and rows by index, and a int has not; a list of dicts has"),
         ({"x": torch.ones(3)}, "rows by index, and a dict has not"),
     ],
 )
@@ -155,7 +150,7 @@ def test_sources_are_one_after_the_other_however_they_are_read() -> None:
     for sources in ([Batches(0, 7), batches], [samples, batches], [hf.Dataset.from_list(samples), batches]):
         rows = Mixed(sources, [1, 2])
         assert len(rows) == 12 and [int(rows[n]["x"]) for n in (0, 6, 7, 11)] == [0, 6, 100, 104]
-        order = rows.order(50, seed=5)
+        order = rows.own_order(50, seed=5)
         batch = Feed(rows, order, World.single(), micro_rows=50, length=1)[0].batches[0]
         index = batch["ids"][:, 1]
         assert torch.equal(batch["x"], torch.where(index < 7, index, index + 93))

@@ -216,6 +216,23 @@ def advantages_of_the_global_batch(world: World, strategy: str) -> None:
 
 
 @in_worlds(NOT_SHARDED)
+def advantages_of_tokens(world: World, strategy: str) -> None:
+    """Only those that are marked count, and none of a filler row."""
+    for sizes in ((20, 7, 2), (5, 1, 4)):
+        rows, alone = rollout(world, *sizes), rollout(World.single(), *sizes)
+        for batch in rows.batches + alone.batches:
+            batch["rewards"] = batch["reward"][:, None] * torch.arange(1, 4)
+            batch["written"] = torch.arange(3) <= batch["ids"][:, :1] % 3
+        every = torch.cat([batch["rewards"][batch["written"]] for batch in alone.batches])
+        found = policy.batch_advantages(world, rows, "rewards", where="written")
+        for batch, each in zip(rows.batches, found, strict=True):
+            wanted = (batch["rewards"] - every.mean()) / every.std(correction=0)
+            torch.testing.assert_close(each.values, wanted, rtol=1e-12, atol=1e-12)
+        with pytest.raises(samestep.UserError, match="give rewards 'reward' and a mask 'written' of one shape"):
+            policy.batch_advantages(world, rows, "reward", where="written")
+
+
+@in_worlds(NOT_SHARDED)
 def moments_of_all_values(world: World, strategy: str) -> None:
     """However many of them each rank has: also none."""
     everything = torch.randn(23, generator=torch.Generator().manual_seed(5), dtype=DOUBLE) * 1e3
@@ -228,6 +245,6 @@ def moments_of_all_values(world: World, strategy: str) -> None:
     assert found.std == pytest.approx(float(everything.std(correction=0)), rel=1e-12)
 
 
-CASES: list[Case] = [advantages_of_the_global_batch, moments_of_all_values]
+CASES: list[Case] = [advantages_of_the_global_batch, advantages_of_tokens, moments_of_all_values]
 
 test_on_ranks = on_ranks(CASES)

@@ -16,6 +16,7 @@ EXAMPLE = str(EXAMPLES / "sine.py")
 PROVED = [EXAMPLE, "planted.teacher_dump"]
 LONG = [
     *(str(EXAMPLES / "image_classifier.py"), "planted.global_batch_norm"),
+    *(str(EXAMPLES / f"{name}.py") for name in ("reinforce", "ddpm", "clip")),
     *("planted.sound", "planted.rollout"),
     *("planted.declared_unused", "planted.keyed_dropout", "planted.adversaries", "planted.improving"),
     *("planted.optimizers", "planted.two_networks", "planted.text_rollout", "planted.gan_generative"),

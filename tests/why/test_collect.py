@@ -14,7 +14,8 @@ import pytest
 from samestep.core.exit_report import ExitReport
 from samestep.core.json_files import write_json
 from samestep.core.rundir import RunDir
-from samestep.why.collect import collect_evidence, read_lock
+from samestep.train.record.liveness import read_lock
+from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.scheduler import last_job, state_in_output
 

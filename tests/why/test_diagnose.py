@@ -10,8 +10,9 @@ import pytest
 from samestep.core.exit_report import ExitReport
 from samestep.launching.failure import Failure
 from samestep.launching.restart_policy import Decision
+from samestep.train.record.liveness import Heartbeat, Lock
 from samestep.why.diagnose import diagnose
-from samestep.why.records import VERDICTS, Evidence, Heartbeat, Lock, SchedulerJob
+from samestep.why.records import VERDICTS, Evidence, SchedulerJob
 from samestep.why.report import as_json, as_text
 
 GB = 10**9

@@ -85,10 +85,14 @@ class RecipeArgs:
     def configured(self, recipe: "Recipe", preset: str | None = None) -> "Configured":
         """The same, with what the user should know of the settings that were given."""
         from samestep.train.api.given_settings import check_given
+        from samestep.train.api.named_code import refuse_code_of_file, with_whole_paths
         from samestep.train.session.start import Configured
 
         layers = self._layers(recipe, preset)
         config = with_run_path(build(recipe.config, self._merged(layers)))
+        typed = given_by_args(recipe.config, recipe.all_aliases, self.settings)
+        config = with_whole_paths(recipe, config)
+        refuse_code_of_file(recipe, config, layers.given, typed)
         config = recipe.resolve(config) if recipe.resolve else config
         return Configured(config, check_given(recipe, config, layers.given))
 
@@ -135,7 +139,7 @@ def read_start(args: Sequence[str]) -> "StartArguments":
 
     name = recipe_path(given) if given else _recorded_recipe(source)
     recipe = _find_recipe(name)
-    return StartArguments(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest))
+    return StartArguments(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest), args)
 
 
 def _recorded_recipe(source: str) -> str:
@@ -159,7 +163,7 @@ def _new_run(args: Sequence[str]) -> "StartArguments":
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
     given = [recipe_args.options, recipe_args.settings]
-    return StartArguments(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe))
+    return StartArguments(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe), args)
 
 
 def _find_recipe(name: str) -> "Recipe":
@@ -171,6 +175,7 @@ def _find_recipe(name: str) -> "Recipe":
 def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "Configured":
     """The run's own config; only settings that do not affect the results may be overridden, and its length."""
     from samestep.train.api.given_settings import RESUMED, check_given
+    from samestep.train.api.named_code import require_trusted_code, with_whole_paths
     from samestep.train.session.start import Configured
 
     record = RunRecord.read(rundir)
@@ -178,7 +183,9 @@ def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "C
     record.require_version(rundir, recipe.version)  # before its settings are read: another version may have others
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
     aliases = recipe.all_aliases
-    config = override(recipe.config, data, aliases=aliases, args=args)
+    config = with_whole_paths(recipe, override(recipe.config, data, aliases=aliases, args=args))
+    given = given_by_args(recipe.config, aliases, args)
+    require_trusted_code(recipe, config, given, rundir.path)
     fixed = changed(record.config, dump(config), recipe.config)
     if set(fixed) - set(LENGTH_SETTINGS):
         raise UserError(
@@ -186,7 +193,7 @@ def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "C
             f"leave it out, or start a new run with init_from={rundir.path}"
         )
     more = [RESUMED] if rundir.first_launch.exists() else []
-    notes = check_given(recipe, config, given_by_args(recipe.config, aliases, args), more)
+    notes = check_given(recipe, config, given, more)
     if fixed:
         require_extendable(rundir, *record.lengths(config, recipe.length_configs))
         config = replace(config, extend=True)

@@ -32,6 +32,8 @@ VERBS = {
     "data": "turn text into memory-mapped token files for training",
     "checkpoints": "list the checkpoints of a run, and check them",
     "why": "explain what happened to a run",
+    "report": "show runs on one HTML page: curves, speeds, samples, settings, events",
+    "runs": "list runs, compare them, remove them",
     "doctor": "check the machines, alone or as the ranks of a launcher",
     "new": "make a project folder for a recipe, or for one of your own",
     "recipes": "list the recipes, with one line each",
@@ -62,6 +64,8 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
   samestep why RUN
+  samestep report RUN [RUN ...]
+  samestep runs [FOLDER ...]
   samestep doctor [--test basic|ddp|all]
   samestep recipes
   samestep config RECIPE

@@ -7,14 +7,13 @@ it is a folder in the user's cache directory, and none that others can write to 
 import atexit
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from samestep.core.errors import UserError
 from samestep.core.paths import cache_folder
-from samestep.core.safe_files import make_private_folder
+from samestep.core.safe_files import make_private_folder, others_may_write
 
 TORCH, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
@@ -56,24 +55,8 @@ def _use(folder: Path, variable: str, what: str) -> None:
     """Make the folder, or refuse one that is there and not safe."""
     if not os.path.lexists(folder):
         make_private_folder(folder)
-    if problem := _problem(folder):
+    if problem := others_may_write(folder):
         raise UserError(
             f"{what} {folder}, which {problem}, so that their code could run as you; set {variable} to a folder of "
             "your own that nobody else can write to"
         )
-
-
-def _problem(folder: Path) -> str:
-    """Why others could put something there; empty if only this user and root can."""
-    trusted = (os.geteuid(), 0)
-    if os.lstat(folder).st_uid not in trusted or os.stat(folder).st_uid not in trusted:
-        return "belongs to another user"
-    if os.stat(folder).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "other users can write to"
-    if any(_may_be_replaced(above.stat().st_mode) for above in folder.resolve().parents):
-        return "other users can replace"
-    return ""
-
-
-def _may_be_replaced(mode_above: int) -> bool:
-    return bool(mode_above & stat.S_IWOTH and not mode_above & stat.S_ISVTX)

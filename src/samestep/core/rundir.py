@@ -12,6 +12,7 @@ runs/NAME/
   ranks.jsonl           how fast each rank was
   job/                  scripts, config files, output and ids of the jobs that `samestep submit` submitted
   tensorboard/
+  report.html           what `samestep report` made of it
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
   artifacts/STAGE/      what a stage passes to the next, and done.json when it is done

@@ -95,6 +95,23 @@ def make_private_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def others_may_write(folder: Path) -> str:
+    """How others could put something into a folder, such as "belongs to another user"; empty if only this user and root
+    can."""
+    trusted = (os.geteuid(), 0)
+    if os.lstat(folder).st_uid not in trusted or os.stat(folder).st_uid not in trusted:
+        return "belongs to another user"
+    if os.stat(folder).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "other users can write to"
+    if any(_may_be_replaced(above.stat().st_mode) for above in folder.resolve().parents):
+        return "other users can replace"
+    return ""
+
+
+def _may_be_replaced(mode_above: int) -> bool:
+    return bool(mode_above & stat.S_IWOTH and not mode_above & stat.S_ISVTX)
+
+
 def is_temporary(path: Path) -> bool:
     """Whether this is the name of a temporary file or folder, which a kill may have left."""
     return _TEMPORARY.fullmatch(path.name) is not None

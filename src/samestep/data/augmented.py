@@ -6,7 +6,6 @@ epoch and the index. `augmented` makes such rows of others and of a function tha
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,15 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.row_randomness import WatchedGenerator, own_generators
 
+_OF_ROWS = ("origins", "own_order")
+"""Methods of rows that hold for the augmented ones too."""
+
 
 def takes_generator(rows: Any) -> bool:
     """Whether rows are read with a generator: `rows[index]` is then `type(rows).__getitem__(rows, index, random)`."""
     try:
         parameters = inspect.signature(type(rows).__getitem__).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (AttributeError, TypeError, ValueError):  # a stream has none, or it is written in C
         return False
     needed = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return len(needed) == 3
@@ -38,41 +40,57 @@ class Augmented:
     """What `augmented` makes."""
 
     def __init__(self, rows: Any, function: Callable[[Any], Any]) -> None:
-        if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        has_rows = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        is_iterable = callable(rows) or (hasattr(rows, "__iter__") and not isinstance(rows, Iterator))
+        if not has_rows and not is_iterable:
             raise UserError(
-                f"samestep.augmented needs rows by index, and a {type(rows).__name__} has none; give it a list or a "
-                "dataset with __len__ and __getitem__"
+                f"samestep.augmented needs rows by index, and a {type(rows).__name__} has none; give it a list, a "
+                "dataset with __len__ and __getitem__, or samestep.stream(...)"
             )
         if not callable(function):
             raise UserError(f"samestep.augmented needs a function of a row, not a {type(function).__name__}")
         self.rows, self.function = rows, function
         self._takes_generator = takes_generator(rows)
         self._generators: list[WatchedGenerator] | None = None
-        origins = getattr(rows, "origins", None)
-        if callable(origins):
-            self.origins = origins
+        for name in _OF_ROWS:
+            method = getattr(rows, name, None)
+            if callable(method):
+                setattr(self, name, method)
+
+    def over(self, rows: Any) -> "Augmented":
+        """The same function over other rows."""
+        self._find_generators()
+        other = Augmented(rows, self.function)
+        other._generators = self._generators
+        return other
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int, random: np.random.Generator) -> Any:
-        row = type(self.rows).__getitem__(self.rows, index, random) if self._takes_generator else self.rows[index]
-        with self._seeded(random):
-            return self.function(row)
+        return self.sample(index, lambda: random)
 
-    @contextmanager
-    def _seeded(self, random: np.random.Generator) -> Iterator[None]:
-        """The function's own generators seeded for the row, and put back."""
-        if self._generators is None:  # looked for once in each process
-            self._generators = own_generators(self.function)
-        states = [each.state() for each in self._generators]
-        for each in self._generators:
+    def sample(self, index: int, make_generator: Callable[[], np.random.Generator]) -> Any:
+        """A row, whose generator is only made if there is something to draw from it."""
+        generators = self._find_generators()
+        if not generators and not self._takes_generator:
+            return self.function(self.rows[index])
+        random = make_generator()
+        row = type(self.rows).__getitem__(self.rows, index, random) if self._takes_generator else self.rows[index]
+        states = [each.state() for each in generators]
+        for each in generators:
             each.seed(int(random.integers(1 << 32)))
         try:
-            yield
+            return self.function(row)
         finally:
-            for each, state in zip(self._generators, states):
+            for each, state in zip(generators, states):
                 each.restore(state)
+
+    def _find_generators(self) -> list[WatchedGenerator]:
+        """Those of the function, looked for once in each process."""
+        if self._generators is None:
+            self._generators = own_generators(self.function)
+        return self._generators
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_generators": None}

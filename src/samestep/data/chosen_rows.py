@@ -20,6 +20,7 @@ from samestep.data.permutation import permute
 from samestep.data.random_state import random_state_kept
 from samestep.data.row_digest import DigestBuilder, RowDigest, digest_of
 from samestep.data.row_randomness import RandomnessWatch, WatchedGenerator
+from samestep.data.streams.stream import over, stream_of
 
 ROWS = 64
 """How many rows are compared, if rows do not come from files."""
@@ -79,8 +80,10 @@ class _ChosenRows(Dataset):
     """The digest of the chosen rows, as a dataset, so that a loader process can compute it."""
 
     def __init__(self, rows: Rows, options: ReadOptions) -> None:
-        self._rows, self._options = rows, options
-        self._reads_batches = options.collate is None and not options.keyed_random and gives_batches(rows)
+        whole = stream_of(rows)
+        self._rows: Rows = rows if whole is None else over(rows, whole.first())
+        self._options = options
+        self._reads_batches = options.collate is None and not options.keyed_random and gives_batches(self._rows)
 
     def __getitem__(self, is_digest_wanted: bool) -> RowDigest:
         batches = list(self._batches())

@@ -1,6 +1,6 @@
 """What a feed takes as data: anything with rows by index, and the datasets of Hugging Face as they are.
 
-Data that only comes one after the other is refused, because a resumed run has to find any row of any step at once.
+Data that only comes one row after the other is read as a stream (see streams/stream.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from samestep.core.errors import UserError
-from samestep.data.augmented import takes_generator
+from samestep.data.augmented import Augmented, takes_generator
 from samestep.data.collate import Collate, collate_by
 from samestep.data.loading import Rows
+from samestep.data.streams.source import is_stream
+from samestep.data.streams.stream import stream, stream_of
 
 _SAMPLE = 64
 """How many rows of a dataset are compared beside its files, which do not show how it was sliced or shuffled."""
@@ -55,11 +57,9 @@ def as_rows(data: Any) -> Rows:
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(data).__mro__}
     if kinds & {"datasets.dataset_dict.DatasetDict", "datasets.dataset_dict.IterableDatasetDict"}:
         raise UserError(f"choose one split of the dataset, such as data[{next(iter(data), 'train')!r}]")
-    if isinstance(data, IterableDataset) or "datasets.iterable_dataset.IterableDataset" in kinds:
-        raise UserError(
-            "a dataset that can only be read in order cannot be trained on, because a resumed run has to find any row; "
-            "load it without streaming, or write it to disk once and use a dataset with rows by index"
-        )
+    if isinstance(data, Augmented) and stream_of(data) is None:
+        augmented: Any = data.over(as_rows(data.rows))
+        return augmented
     if isinstance(data, DataLoader):
         raise UserError(
             "give the feed the dataset itself (loader.dataset), not a DataLoader; the feed makes the batches, in "
@@ -67,10 +67,14 @@ def as_rows(data: Any) -> Rows:
         )
     if "datasets.arrow_dataset.Dataset" in kinds:
         return HuggingFaceRows(data)
+    if isinstance(data, str | Path):
+        raise UserError(f"{data} is a path; give the feed the rows in it, such as samestep.stream({str(data)!r})")
+    if not isinstance(data, Mapping) and is_stream(data):
+        return stream(data)
     if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise UserError(
             f"data must have len() and rows by index, and a {type(data).__name__} has not; a list of dicts has, and so "
-            "has a class with __len__ and __getitem__"
+            "has a class with __len__ and __getitem__; samestep.stream reads what comes one row after the other"
         )
     return data
 

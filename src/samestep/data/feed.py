@@ -21,6 +21,7 @@ from samestep.core.arguments import check_function, described
 from samestep.core.errors import UserError
 from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader, read_in_worker
+from samestep.data.longest_row import LongestRow
 from samestep.data.order import Order, Reordered, share_bounds
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
@@ -137,9 +138,15 @@ class Feed:
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world, self._count = world, count
         self._steps = Steps(rows, order, world, micro_rows, count, collate, row_seed)
-        self._load = loader(self._steps, length, workers, prefetch, pin=world.device.type == "cuda")
+        self._steps.moved = world.activity.made_progress
+        self.place = self._steps.place
+        """How far it is in its stream, if its rows come from one that can only be read in order."""
+        self._open_loader = partial(loader, self._steps, length, workers, prefetch, world.device.type == "cuda")
+        self._load = self._open_loader()
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
+        self.is_tracked = track is not None
+        """Whether passes over all steps are shown, as those of a validation are."""
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
         self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
         self._seconds_per_load = 0.0
@@ -164,6 +171,30 @@ class Feed:
             self._load, self.length, self._track = before
             self.is_cut = False
             self._seek(0)
+
+    @contextmanager
+    def one_row(self) -> Iterator[None]:
+        """Every step is the longest row that is found, once for each rank, or as many copies as are kept together."""
+        before = self._load, self.length, self._track, self.seconds, self._seconds_per_load, self._is_read
+        place = self.place.now if self.place is not None else None
+        row = LongestRow(self._steps, self._world, self.length, self._has_workers)
+        self._load, self.length, self._track = row.share, 1, lambda steps, length: steps
+        self._seek(0)
+        try:
+            yield
+        finally:
+            self._load, self.length, self._track, self.seconds, self._seconds_per_load, self._is_read = before
+            if self.place is not None:
+                self.place.now = place
+            self._seek(0)
+
+    def cut_into(self, rows: int) -> None:
+        """From now on a micro-batch has at most so many rows."""
+        self._steps.micro_rows = rows
+        if isinstance(self.order, Reordered):
+            self.order = self._steps.order = replace(self.order, micro_rows=rows)
+        self._load = self._open_loader()  # processes that load ahead would go on as before
+        self._seek(0)
 
     def keep_together(self, rows: int) -> None:
         """From now on cut a global batch only between groups of so many consecutive rows; before its first step."""
@@ -205,6 +236,8 @@ class Feed:
             self._load_next()
         now = self._pending.popleft()
         now.send(self._world.device, self._stream)
+        if self.place is not None:
+            self.place.now = now.share.position
         if self._pending:
             self._pending[0].send(self._world.device, self._stream)
         return now.wait(self._world.dp_size, self._steps.together, self._counted.terms, self._count)

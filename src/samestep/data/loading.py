@@ -1,12 +1,13 @@
 """Loading a data-parallel rank's share of a step: in this process, or ahead of time in loader processes."""
 
+import copy
 import gc
 import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn, Protocol
@@ -17,12 +18,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import Json
 from samestep.core.open_files import PER_BATCH, PER_WORKER, require_open_files
 from samestep.core.parent import kill_with_parent
-from samestep.data.augmented import takes_generator
+from samestep.data.augmented import Augmented, takes_generator
 from samestep.data.collate import Collate, check_batch, stack_rows
-from samestep.data.order import Order, micro_batches
-from samestep.data.random_state import generator_of_row, random_state_kept, seed_for_row
+from samestep.data.order import Order, Sequential, micro_batches
+from samestep.data.random_state import RowSeeding, generator_of_row
+from samestep.data.streams.reading import StreamPlace, StreamReader
+from samestep.data.streams.stream import over, stream_of
 from samestep.data.worker_queue import LoaderContext, naming_worker_failures, print_no_lost_connections, resource_error
 from samestep.world.world import World
 
@@ -67,16 +71,23 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
     return [rows[int(index)] for index in indices]
 
 
-def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
+def read_keyed(rows: Rows, ids: np.ndarray, seed: int, seeding: RowSeeding | None = None) -> list[Any]:
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
-    a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards."""
-    read: Any = type(rows).__getitem__ if takes_generator(rows) else None
-    samples = []
-    with random_state_kept():
-        for epoch, index in ids.tolist():
-            seed_for_row(seed, epoch, index)
-            samples.append(read(rows, index, generator_of_row(seed, epoch, index)) if read else rows[index])
-    return samples
+    a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards. `seeding`
+    knows from reads before which of them rows draw from."""
+    read = _keyed_reader(rows)
+    return (seeding or RowSeeding(seed)).read(
+        ids, lambda epoch, index: read(index, partial(generator_of_row, seed, epoch, index))
+    )
+
+
+def _keyed_reader(rows: Rows) -> Callable[[int, Callable[[], np.random.Generator]], Any]:
+    """Reads a row by its index, with a function that makes its generator: to make one takes longer than many rows."""
+    if isinstance(rows, Augmented):
+        return rows.sample
+    if takes_generator(rows):
+        return lambda index, make: type(rows).__getitem__(rows, index, make())  # type: ignore[call-arg]
+    return lambda index, _: rows[index]
 
 
 @dataclass
@@ -88,6 +99,8 @@ class Share:
     """Per counted term, sorted by name, so that the order is the same on all ranks."""
     ids: np.ndarray
     spans: list[tuple[int, int]]
+    position: dict[str, Json] | None = None
+    """Of a stream: where a resumed run begins to read for this step."""
 
     def pin_memory(self) -> "Share":
         """Move it to page-locked memory, from which a copy to the device overlaps with computation."""
@@ -98,7 +111,7 @@ class Share:
         """One more micro-batch, of a filler row: a row of the first that counts for nothing."""
         row = {name: value[:1] for name, value in self.batches[0].items()} | {"live": torch.zeros(1, dtype=torch.bool)}
         end = self.spans[-1][1]
-        return Share([*self.batches, row], self.weights, self.ids, [*self.spans, (end, end)])
+        return replace(self, batches=[*self.batches, row], spans=[*self.spans, (end, end)])
 
 
 def row_weights(
@@ -163,17 +176,51 @@ class Steps(Dataset):
         """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
         self.rows, self.order, self.micro_rows, self.count, self.collate = rows, order, micro_rows, count, collate
         self.row_seed = row_seed
+        self._seeding = RowSeeding(row_seed) if row_seed is not None else None
         self.together = 1
         """How many consecutive rows of a global batch are in one micro-batch."""
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
+        self._stream = stream_of(rows)
+        self._reader: StreamReader | None = None
+        self.place = StreamPlace() if self._stream is not None else None
+        """Of a stream: where to begin."""
+        self.moved: Callable[[], None] = lambda: None
+        """Called while rows of a stream are read again, to show the watchdog that there is progress."""
+
+    def of_first_rows(self) -> "Steps":
+        """These steps of rows by index: themselves, or of a stream its first rows, in which its own place stays."""
+        steps = copy.copy(self)
+        if self._stream is not None:
+            first = self._stream.first()
+            steps.rows, steps.order, steps._stream = over(self.rows, first), Sequential(len(first), len(first)), None
+        return steps
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)
-        rows = self.rows.of_step(step, ids[:, 1]) if hasattr(self.rows, "of_step") else self.rows
-        spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows, self.together)
+        rows, position = self._rows_of(step, ids)
+        spans = self._spans(ids)
         batches = [self._batch(rows, ids[start:stop], ids) for start, stop in spans]
-        return Share(batches, row_weights(self.count, batches, spans), ids, spans)
+        return Share(batches, row_weights(self.count, batches, spans), ids, spans, position)
+
+    def _spans(self, ids: np.ndarray) -> list[tuple[int, int]]:
+        return micro_batches(len(ids), self.rank, self.size, self.micro_rows, self.together)
+
+    def _rows_of(self, step: int, ids: np.ndarray) -> tuple[Rows, dict[str, Json] | None]:
+        """What the rows of a step are read from, and for a stream where that begins."""
+        if self._stream is not None:
+            if self._reader is None:
+                self._reader = StreamReader(self._stream.source, self.order, self._share_of, self.moved)
+            found, begins = self._reader.read(step, int(ids[0, 0]), self.place.begin if self.place else None)
+            return over(self.rows, self._stream.given(found)), begins.to_json()
+        return (self.rows.of_step(step, ids[:, 1]) if hasattr(self.rows, "of_step") else self.rows), None
+
+    def _share_of(self, step: int) -> np.ndarray:
+        """The numbers of the rows of a step that this rank reads."""
+        ids = self.order.ids(step)
+        spans = self._spans(ids)
+        mine = ids[spans[0][0] : spans[-1][1]]
+        return (mine if all(start < stop for start, stop in spans) else np.concatenate([ids[:1], mine]))[:, 1]
 
     def _batch(self, rows: Rows, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
@@ -186,7 +233,7 @@ class Steps(Dataset):
     def _fetch(self, rows: Rows, ids: np.ndarray) -> Mapping[str, Tensor]:
         make_batch = self.collate or stack_rows
         if self.row_seed is not None:
-            return make_batch(read_keyed(rows, ids, self.row_seed))
+            return make_batch(read_keyed(rows, ids, self.row_seed, self._seeding))
         if self.collate is None and gives_batches(rows):
             return rows.rows(ids[:, 1])  # type: ignore[attr-defined]
         return make_batch(read_samples(rows, ids[:, 1]))

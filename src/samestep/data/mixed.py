@@ -11,6 +11,7 @@ from samestep.core.errors import UserError
 from samestep.data.datasets import as_rows
 from samestep.data.loading import Rows, gives_batches, read_samples
 from samestep.data.order import MixedOrder, Order
+from samestep.data.streams.stream import stream_of
 
 
 class Mixed:
@@ -24,12 +25,17 @@ class Mixed:
         if len(sources) != len(weights) or not sources:
             raise UserError(f"a mixture needs one weight per source, not {len(weights)} for {len(sources)}")
         self.sources: list[Rows] = [as_rows(source) for source in sources]
+        if any(stream_of(source) for source in self.sources):
+            raise UserError(
+                "a mixture draws rows by index, and one of its sources can only be read in order; write it to .tar or "
+                ".jsonl files, which samestep.stream finds rows in"
+            )
         self.weights = tuple(weights)
         self._ends = np.cumsum([len(source) for source in self.sources])
         if all(gives_batches(source) for source in self.sources):
             self.rows = self._rows
 
-    def order(self, batch: int, seed: int) -> Order:
+    def own_order(self, batch: int, seed: int) -> Order:
         """The order that keeps the proportions."""
         return MixedOrder([len(source) for source in self.sources], self.weights, batch, seed)
 

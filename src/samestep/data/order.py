@@ -107,12 +107,15 @@ class Shuffled:
         if remembered is None or remembered[0] != (epoch, number):
             start = number * self._chunk * self.batch
             positions = np.arange(start, min(start + self._chunk * self.batch, self.size))
-            shuffled = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
-            remembered = self._last = (epoch, number), self._samples(epoch, shuffled)
+            remembered = self._last = (epoch, number), self._samples(epoch, self._places(epoch, positions))
         return remembered[1][place * self.batch : (place + 1) * self.batch].copy()
 
+    def _places(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Where these neighbouring positions of the epoch are in the keyed order."""
+        return permute(positions, epoch, self.size, self.seed, _SHUFFLE)
+
     def _samples(self, epoch: int, shuffled: np.ndarray) -> np.ndarray:
-        """The (epoch, index) pairs at these positions of the epoch."""
+        """The (epoch, index) pairs at these places."""
         return _pairs(epoch, shuffled)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.loading import Rows
-from samestep.data.mixed import Mixed
 from samestep.data.order import BucketedOrder, MixedOrder, Order, Shuffled, WeightedOrder
+from samestep.data.streams.stream import stream_of
 
 OrderChoice = Callable[[Order, int], Order]
 """From the order that a feed would have, and the seed, to the one that it gets."""
@@ -59,8 +59,15 @@ class Weighted:
 
 
 def choose_order(rows: Rows, choice: Order | OrderChoice | None, batch: int, seed: int) -> Order:
-    """The order of a training feed: shuffled, or by the weights of a mixture, unless another one is chosen."""
+    """The order of a training feed: the one that the rows have of themselves (a mixture by weights, a stream in
+    windows), or shuffled, unless another one is chosen."""
+    if choice is not None and stream_of(rows):
+        raise UserError(
+            "a stream that can only be read in order has its own order; leave out order, and say how far rows are "
+            "shuffled: samestep.stream(..., buffer=...)"
+        )
     if choice is not None and not callable(choice):
         return choice
-    usual = rows.order(batch, seed) if isinstance(rows, Mixed) else Shuffled(len(rows), batch, seed)
+    own = getattr(rows, "own_order", None)
+    usual: Order = own(batch, seed) if callable(own) else Shuffled(len(rows), batch, seed)
     return choice(usual, seed) if choice else usual

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from samestep.core.errors import UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.rollout import Moments, exact_moments, moments
 from samestep.world.world import World
@@ -56,12 +57,15 @@ def standardized(rewards: Tensor, found: Moments) -> Advantages:
     return Advantages((rewards - found.mean) / found.std, torch.zeros_like(rewards, dtype=torch.bool))
 
 
-def batch_advantages(world: World, rollout: MicroBatches, reward: str = "reward") -> list[Advantages]:
+def batch_advantages(
+    world: World, rollout: MicroBatches, reward: str = "reward", where: str | None = None
+) -> list[Advantages]:
     """Rewards compared with those of the whole global batch, for each micro-batch of this rank:
 
-    (reward - mean) / standard deviation. Collective: all ranks call it alike.
+    (reward - mean) / standard deviation. Rewards are by row, or by token with `where`, the name of a mask of the same
+    shape: then mean and deviation are of what it marks. Collective: all ranks call it alike.
     """
-    found = moments(world, rollout, reward)
+    found = moments(world, rollout, reward) if where is None else moments_of(world, _marked(rollout, reward, where))
     return [standardized(batch[reward], found) for batch in rollout.batches]
 
 
@@ -157,6 +161,17 @@ def moments_of(world: World, values: Tensor) -> Moments:
     mine = values.detach().double().flatten().tolist() if world.dp_counted else []
     largest = int(max(count for (count,) in world.async_gather.submit([float(len(mine))]).by_rank()))
     return exact_moments(world, mine, largest)
+
+
+def _marked(rollout: MicroBatches, reward: str, where: str) -> Tensor:
+    """The rewards that a mask marks, of this rank's own rows."""
+    found = []
+    for number, batch in enumerate(rollout.batches):
+        if reward not in batch or where not in batch or batch[reward].shape != batch[where].shape:
+            shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in batch.items())
+            raise UserError(f"give rewards {reward!r} and a mask {where!r} of one shape; the rows have {shapes}")
+        found.append(batch[reward][batch[where].bool() & (not rollout.is_filler(number))])
+    return torch.cat(found)
 
 
 def _by_row(advantages: Tensor, log_probs: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def launch(
     """Train a recipe on `nproc` processes of this machine and wait for the end; the result has `done`, `exit_code` and
     `path`, the run directory.
 
-        samestep.launch("examples/sine.py", nproc=2, max_steps=100)
+        samestep.launch("my_recipe.py", nproc=2, max_steps=100)
 
     `max_restarts` is how often a crash may resume by itself; `grace` are the seconds that workers have to stop in good
     order. `hosts` are this machine and others that it starts by ssh, each with `nproc` processes. Or make the same

@@ -18,6 +18,7 @@ from samestep.core.json_files import read_json, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 from samestep.launching.local import Workers, start
+from samestep.train.record.config import AUTO, UNMEASURED_ROWS
 from samestep.train.session.entry import train_with
 from samestep.verify.trace import RecordedLaunch, last_error
 
@@ -33,6 +34,8 @@ def proof_settings(
     if data["max_steps"] is None and "epochs" not in preset:
         data["max_steps"] = STEPS
     steps = data["max_steps"] or STEPS
+    if data["batch_size"] == AUTO:  # a proof chooses how batches are cut
+        data["batch_size"] = min(UNMEASURED_ROWS, data["global_batch_size"] or UNMEASURED_ROWS)
     data["global_batch_size"] = data["global_batch_size"] or uneven_batch(data["batch_size"])
     data["validate_every"] = data["validate_every"] or (steps // 2 if data["max_steps"] else 0)
     data.update(out=str(folder), evidence=True, compile=False, max_time=None, deterministic=False)

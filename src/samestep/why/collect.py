@@ -3,13 +3,9 @@
 No lock is taken, not even for a moment, so reading does not disturb the run.
 """
 
-import fcntl
-import os
 import re
 import shutil
 import socket
-import struct
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,20 +13,19 @@ from pathlib import Path
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport, parse_exit_report
-from samestep.core.json_files import DamagedFile, Json, parse_json
+from samestep.core.json_files import DamagedFile, Json
 from samestep.core.logs import FAILURES
 from samestep.core.rundir import RunDir
-from samestep.core.typed_json import from_json
+from samestep.train.record.damaged_files import EVENT, JOB, METRICS, STALL, STALLED_RANK, STATUS, Reader
+from samestep.train.record.liveness import Heartbeat, last_modified, read_heartbeats, read_lock
 from samestep.train.record.run_record import RunRecord, stage_folders
-from samestep.why.reading import EVENT, JOB, LOCK, METRICS, STALL, STALLED_RANK, STATUS, Reader
-from samestep.why.records import Evidence, Heartbeat, Lock
+from samestep.why.records import Evidence
 from samestep.why.scheduler import kernel_kill, last_job
 
 _MOST_RANKS = 1 << 20
 """No launch has more; a larger number is damage."""
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
 _ECHO = re.compile(r"rank \d+ on \S+ failed: ")
-_FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
 
 
 def collect_evidence(rundir: RunDir) -> Evidence:
@@ -38,7 +33,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
     reader = Reader(rundir.path)
     status, lock = reader.object(rundir.status, STATUS), read_lock(rundir.path / "lock")
     launch, ended, save_failed, extended = _events(rundir, reader)
-    heartbeats, exit_reports = _heartbeats(rundir, reader), _exit_reports(rundir, reader)
+    heartbeats, exit_reports = read_heartbeats(rundir, reader), _exit_reports(rundir, reader)
     try:
         checkpoint, unreadable = _checkpoint(rundir), ""
     except UserError as error:
@@ -72,32 +67,6 @@ def collect_evidence(rundir: RunDir) -> Evidence:
     )
 
 
-def read_lock(path: Path) -> Lock:
-    """The lock at `path`: which process holds it, or held it last."""
-    try:
-        with open(path, "rb") as file:
-            held, text = _is_held(file.fileno()), file.read()
-    except OSError:
-        return Lock()
-    try:
-        known = Reader(path.parent).typed(path, parse_json(text), LOCK)
-    except ValueError:  # its writer was killed while it wrote
-        known = {}
-    return Lock(held, known.get("host") or "", known.get("pid") or 0)
-
-
-def _is_held(handle: int) -> bool | None:
-    """None where the file system or the operating system cannot say."""
-    if sys.platform != "linux":
-        return None
-    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(handle, fcntl.F_GETLK, query)
-    except OSError:
-        return None
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
-
-
 def _events(rundir: RunDir, reader: Reader) -> tuple[Json, Json, str, Json]:
     """The last launch, how it ended according to the launcher, why its saves fail, if they do, and the last change of
     the run's length."""
@@ -126,24 +95,6 @@ def _exit_reports(rundir: RunDir, reader: Reader) -> list[ExitReport]:
         else:
             found.append(report)
     return found
-
-
-def _heartbeats(rundir: RunDir, reader: Reader) -> list[Heartbeat]:
-    found = []
-    for path in rundir.watch.glob("rank_*.json"):
-        if not re.fullmatch(r"rank_\d+\.json", path.name):
-            continue
-        data = reader.object(path, {"time": float})
-        try:
-            found.append(from_json(Heartbeat, {"host": "", "pid": 0, **data, "age": _age(data, path)}))
-        except ValueError:
-            reader.add(path, "it is no heartbeat")
-    return sorted(found, key=lambda heartbeat: heartbeat.rank)
-
-
-def _age(data: dict[str, Json], path: Path) -> float:
-    """Of a heartbeat, by two clocks, since that of the rank's host or that of the disk may be wrong."""
-    return min(abs(time.time() - stamp) for stamp in (data.get("time") or 0.0, _modified(path)))
 
 
 def _stall(rundir: RunDir, reader: Reader) -> Json:
@@ -210,7 +161,7 @@ def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
     for folder in stage_folders(rundir):
         steps = checkpoint_folders(folder)
         if steps:
-            found.append((_modified(steps[max(steps)]), folder.name, max(steps)))
+            found.append((last_modified(steps[max(steps)]), folder.name, max(steps)))
     return max(found)[1:] if found else None
 
 
@@ -233,8 +184,8 @@ def _last_change(rundir: RunDir) -> tuple[str, float] | None:
     changing = [path for path in (rundir.status, rundir.events, rundir.metrics) if path.exists()] + _files(rundir)
     if not changing:
         return None
-    last = max(changing, key=_modified)
-    return str(last.relative_to(rundir.path)), _modified(last)
+    last = max(changing, key=last_modified)
+    return str(last.relative_to(rundir.path)), last_modified(last)
 
 
 def _files(rundir: RunDir) -> list[Path]:
@@ -247,10 +198,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

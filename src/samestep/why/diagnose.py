@@ -4,8 +4,9 @@ import shlex
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.status import is_done
+from samestep.train.record.liveness import FRESH
 from samestep.why.causes import LOST_NODE, SECOND_CTRL_C, Cause, first_failure
-from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, at_step, describe_ranks
+from samestep.why.records import JOB_ENDS, Diagnosis, Evidence, at_step, describe_ranks
 
 _FULL_BELOW = 1 << 20
 """Bytes: a disk with less free space cannot take a rank's exit report."""

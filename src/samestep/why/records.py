@@ -6,10 +6,9 @@ from pathlib import Path
 
 from samestep.core.exit_report import ExitReport
 from samestep.core.json_files import Json
+from samestep.train.record.liveness import NO_LOCK, Heartbeat, Lock, is_alive
 
 Record = Mapping[str, Json]
-FRESH = 90.0
-"""Seconds after which a rank without a new heartbeat does not count as alive; it writes one every few seconds."""
 TIGHT = 0.1
 """Memory is short on a host where the free part of (free + held by ranks) is below this."""
 
@@ -23,35 +22,6 @@ JOB_ENDS = {
     "BOOT_FAIL": "lost a node that did not boot",
 }
 """How a scheduler ends a job, by the job's state."""
-
-
-@dataclass(frozen=True)
-class Lock:
-    """The lock of the run: which process holds it, or held it last."""
-
-    held: bool | None = None
-    """None: it cannot be found out on this machine."""
-    host: str = ""
-    pid: int = 0
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """The last heartbeat of a rank."""
-
-    rank: int
-    host: str
-    pid: int
-    age: float
-    """Seconds since it was written, by the clock that gives less."""
-    stage: str = ""
-    step: int | None = None
-    activity: str = ""
-    seconds: float = 0.0
-    """How long the activity has lasted."""
-    limit: float = 0.0
-    memory: int = 0
-    free: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +69,7 @@ class Evidence:
     """Whether the exit reports were read from the logs, since ranks left no files of their own."""
     stall: Record | None = None
     heartbeats: Sequence[Heartbeat] = ()
-    lock: Lock = Lock()
+    lock: Lock = NO_LOCK
     job: SchedulerJob | None = None
     kernel_message: str = ""
     """The kernel's message that it killed a rank for lack of memory."""
@@ -138,12 +108,8 @@ class Evidence:
 
     @property
     def is_alive(self) -> bool:
-        """Whether ranks still run: by the lock where it can be read, elsewhere by the job and by heartbeats."""
-        if self.lock.held is not None and (self.lock.held or self.lock.host == self.here):
-            return self.lock.held
-        if self.job is not None and self.job.state == "RUNNING":
-            return True
-        return any(heartbeat.age < FRESH for heartbeat in self.heartbeats)
+        """Whether ranks still run."""
+        return is_alive(self.lock, self.heartbeats, self.here, self.job.state if self.job else "")
 
     def is_tight(self, host: str) -> bool:
         """Whether memory was short on a host at the last heartbeats of its ranks."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from samestep.core.durations import ago
 from samestep.core.exit_report import ExitReport
 from samestep.core.json_files import Json
+from samestep.train.record.liveness import Heartbeat
 from samestep.why.diagnose import gigabytes
-from samestep.why.records import Diagnosis, Evidence, Heartbeat, Record
+from samestep.why.records import Diagnosis, Evidence, Record
 
 _MOST = 6
 """How many ranks are shown in each group; there may be thousands."""

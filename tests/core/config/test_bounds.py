@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -130,3 +130,19 @@ def test_a_config_made_in_python_takes_what_is_within_bounds() -> None:
 def test_the_conditions_of_a_class_come_after_its_bounds() -> None:
     with pytest.raises(UserError, match=r"Choose a divisor of 12\."):
         WithCondition(steps=5)
+
+
+@dataclass(frozen=True)
+class Sized(CheckedConfig):
+    rows: Count | Literal["auto"] = 8
+
+
+def test_a_number_or_a_word_keeps_its_bounds_and_names_the_word_that_is_meant() -> None:
+    assert Sized(rows="auto") == build(Sized, {"rows": "auto"}) and build(Sized, {"rows": "3"}).rows == 3
+    for made in (lambda: Sized(rows=0), lambda: build(Sized, {"rows": "0"})):
+        with pytest.raises(UserError, match="rows must be a whole number of at least 1 or auto"):
+            made()
+    with pytest.raises(UserError, match="not '3'"):
+        Sized(rows="3")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"not 'atuo' \(did you mean 'auto'\?\)"):
+        build(Sized, {"rows": "atuo"})

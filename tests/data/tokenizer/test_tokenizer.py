@@ -73,7 +73,9 @@ def test_common_words_are_tokens_and_rare_ones_are_spelled() -> None:
     assert words.encode("see the cat") == [*b"see", BYTES.size + 1, BYTES.size]
     assert words.vocabulary.size == BYTES.size + 2
     written = set(range(words.vocabulary.size)) - set(words.vocabulary.forbidden(words.vocabulary.size))
-    assert words.decode(sorted(written - set(range(128)) - {BYTES.eos})) == " cat the", "no letters of words that it does not know"
+    assert words.decode(sorted(written - set(range(128)) - {BYTES.eos})) == " cat the", (
+        "no letters of words that it does not know"
+    )
     assert {*b"\n .,()0123456789"} <= written
     few = WordTokenizer.learned(["a cat"], 1000)
     assert few.words == [" cat"], "a single character is a byte, and there are no more words than the text has"

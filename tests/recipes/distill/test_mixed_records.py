@@ -49,7 +49,7 @@ def test_weights_are_shares_of_the_draws(tmp_path: Path) -> None:
     sources = read_mixture([f"{paths[0]}:3", f"{paths[1]}:1"], read_records)
     assert [(source.path, source.weight) for source in sources] == [(paths[0], 3.0), (paths[1], 1.0)]
     mixed = Mixed([source.records for source in sources], [source.weight for source in sources])
-    order = mixed.order(batch=1024, seed=0)
+    order = mixed.own_order(batch=1024, seed=0)
     first = [mixed[index].query[0] for _, index in order.ids(0).tolist()]
     assert first.count("a") == 768 and first.count("b") == 256
 

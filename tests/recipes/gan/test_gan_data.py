@@ -27,6 +27,7 @@ from samestep.recipes.gan.data import (
     find_domain,
     groups_of,
     load,
+    pydoc_records,
     register_domain,
 )
 from samestep.world.world import World
@@ -271,7 +272,8 @@ def test_python_s_own_text() -> None:
 
 
 def test_another_python_s_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.recipes.gan.data._load", _load.__wrapped__)  # as in several processes
+    for function in (_load, pydoc_records):  # as in several processes
+        monkeypatch.setattr(f"samestep.recipes.gan.data.{function.__name__}", function.__wrapped__)
     options = ReadOptions(seed=0)
     before = take_fingerprint(load(DataConfig(), seed=0).train, options)
     assert not compare_fingerprint(before, load(DataConfig(), seed=0).train, options).difference

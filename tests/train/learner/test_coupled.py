@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.core.errors import RunFailed
+from samestep.core.errors import RunFailed, UserError
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled, micro_batches
+from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
+    NOT_SHARDED,
     SETTINGS,
     ByHand,
     Case,
@@ -22,6 +24,7 @@ from toys import (
     default_dtype,
     feed_of,
     in_order,
+    in_worlds,
     learner_of,
     made,
     moments_of,
@@ -46,6 +49,18 @@ class Towers(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return self.join(torch.tanh(self.drop(self.query(x)))), self.join(torch.tanh(self.key(y)))
+
+
+class Scaled(Towers):
+    """With a learned scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = super().forward(x, y)
+        return self.scale * query, key
 
 
 def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -146,6 +161,18 @@ def around_the_wrapper(world: World, strategy: str) -> None:
         learner.update_coupled(micro_batches, around, lambda seen, own: {"norm": seen["query"][own].square().sum(1)})
 
 
+def weights_do_not_couple(world: World, strategy: str) -> None:
+    """Where rows are compared, a weight would get the gradient of one rank's rows."""
+    for micro in (100, 2):
+        learner = learner_of(made(Scaled), world, strategy)
+
+        def scaled(rows: Mapping[str, Tensor], own: slice, learner: Learner = learner) -> dict[str, Tensor]:
+            return {"match": learner.module.scale * couple(rows, own)["match"]}
+
+        with pytest.raises(UserError, match=r"couple\(rows, own\) uses the weight 'scale' of the network"):
+            learner.update_coupled(feed_of(Points(8), world, 8, micro, steps=1)[0], embed, scaled)
+
+
 def one_micro_batch_is_embedded_once(world: World, strategy: str) -> None:
     learner = learner_of(made(Towers), world, strategy)
     calls: list[int] = []
@@ -204,6 +231,7 @@ CASES: list[Case] = [
     dropout_is_the_same_in_both_passes,
     nothing_to_weigh_is_skipped,
     around_the_wrapper,
+    in_worlds(NOT_SHARDED)(weights_do_not_couple),
     one_micro_batch_is_embedded_once,
     a_rank_does_the_loss_of_its_own_rows,
     low_precision_follows,

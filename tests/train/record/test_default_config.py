@@ -25,3 +25,10 @@ def test_saves_cannot_be_less_frequent_than_never(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} must be a (whole )?number of at least 0, not -1"):
         Checkpoints(**{name: -1})
     Checkpoints(**{name: 0})
+
+
+def test_a_measured_batch_size_keeps_the_global_batch_of_a_preset() -> None:
+    presets = {"default": {"global_batch_size": 64, "accumulation": 2}}
+    measured = compose(Config, presets=presets, args=["batch_size=auto"])
+    assert (measured.batch_size, measured.global_batch_size, measured.rows_at_once) == ("auto", 64, 8)
+    assert compose(Config, presets=presets, args=["batch_size=4"]).global_batch_size is None

@@ -31,6 +31,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         {"plan": {**PLAN, "learning_rate": None}},
         {"plan": {key: value for key, value in PLAN.items() if key != "samples"}},
         {"data": []},
+        {"batch_size": "auto"},
+        {"batch_size": 0},
         {"data": {"training": 3}},
         {"data": {"training": [{}]}},
         {"data": {"training": [{"rows": 9, "files": [{"name": "x"}]}]}},

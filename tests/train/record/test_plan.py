@@ -36,6 +36,12 @@ def test_batch_and_steps(changes: dict, world: int, samples: int, batch: int, pe
     assert (plan.samples, plan.steps_per_epoch, plan.steps) == (samples, per_epoch, steps)
 
 
+def test_a_measured_micro_batch_needs_a_global_batch() -> None:
+    assert global_batch(Config(batch_size="auto", global_batch_size=10), 2) == 10
+    with pytest.raises(UserError, match="no global batch is given; add global_batch_size=N"):
+        global_batch(Config(batch_size="auto"), 2)
+
+
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_the_learning_rate_grows_with_the_batch(scaling: Any, factor: float) -> None:
     config = replace(BASE, learning_rate=0.1, lr_scaling=scaling, base_batch_size=2, global_batch_size=8)
@@ -71,7 +77,7 @@ def test_a_warm_up_longer_than_the_run_is_clamped_with_a_warning(caplog: pytest.
 @pytest.mark.parametrize(
     ("changes", "samples", "message"),
     [
-        ({"batch_size": 0}, 10, "batch_size must be a whole number of at least 1, not 0"),
+        ({"batch_size": 0}, 10, "batch_size must be a whole number of at least 1 or auto, not 0"),
         ({"accumulation": 0}, 10, "accumulation must be a whole number of at least 1, not 0"),
         ({"global_batch_size": 0}, 10, "global_batch_size must be a whole number of at least 1 or null, not 0"),
         ({"global_batch_size": -3}, 10, "global_batch_size must be a whole number of at least 1 or null, not -3"),

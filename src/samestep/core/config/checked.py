@@ -7,7 +7,7 @@ bounds cannot say, such as those between two fields.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from samestep.core.config.bounds import bare
 from samestep.core.config.conversion import FieldPath, convert
@@ -39,11 +39,13 @@ def _after_the_check(conditions: Callable[[Any], None]) -> Callable[[Any], None]
 
 
 def _check_fields(config: object, place: FieldPath) -> None:
-    for name, tp in _fields_with_numbers(type(config)).items():
+    cls: type = type(config)
+    for name, tp in _fields_with_numbers(cls).items():
         _check(getattr(config, name), tp, place.child(name))
 
 
-def _fields_with_numbers(cls: type) -> dict[str, Any]:
+@functools.cache
+def _fields_with_numbers(cls: type) -> Mapping[str, Any]:
     types = types_of(cls)
     return {field.name: types[field.name] for field in init_fields(cls) if _has_numbers(types[field.name])}
 
@@ -53,8 +55,14 @@ def _has_numbers(tp: Any) -> bool:
 
 
 def _is_number(tp: Any) -> bool:
-    """Whether a field of this type holds nothing but a number, or null."""
-    return all(bare(each) in (int, float) for each in without_null(tp))
+    """Whether a field of this type holds nothing but a number, one of some words, or null."""
+    kinds = [bare(each) for each in without_null(tp) if get_origin(each) is not Literal]
+    return bool(kinds) and all(kind in (int, float) for kind in kinds)
+
+
+def _words(tp: Any) -> list[Any]:
+    """The words that a field of this type takes."""
+    return [word for each in without_null(tp) if get_origin(each) is Literal for word in get_args(each)]
 
 
 def _item_type(tp: Any) -> Any:
@@ -68,11 +76,12 @@ def _item_type(tp: Any) -> Any:
 
 def _check(value: Any, tp: Any, place: FieldPath) -> None:
     if _is_number(tp):
-        if isinstance(value, str):  # `build` would make it a number; here it would stay text
+        if isinstance(value, str) and value not in _words(tp):  # here it would stay text, even where it is a number
             raise place.refuse(value, tp)
         convert(value, tp, place)
     elif is_section(type(value)):
-        _check_fields(value, place)
+        if not isinstance(value, CheckedConfig):  # that one was checked when it was made
+            _check_fields(value, place)
     elif isinstance(value, list | tuple | Mapping):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _check(item, _item_type(tp), place.child(key))

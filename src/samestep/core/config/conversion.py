@@ -31,6 +31,7 @@ from samestep.core.config.schema import (
 )
 from samestep.core.config.unknown_settings import unknown_setting
 from samestep.core.errors import UserError
+from samestep.core.near_names import did_you_mean
 
 T = TypeVar("T")
 _SHOWN = 80  # characters of a refused value that a message quotes
@@ -51,7 +52,9 @@ class FieldPath:
         """The error for a value of the wrong type, or out of its bounds."""
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
-        return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}.")
+        words = [str(word) for each in members(tp) if get_origin(each) is Literal for word in get_args(each)]
+        meant = did_you_mean(value, words) if isinstance(value, str) else ""
+        return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}{meant}.")
 
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -78,7 +81,8 @@ def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
     if not isinstance(value, Mapping):
         raise place.refuse(value, cls)
     data = {str(key): item for key, item in value.items()}
-    fields, kinds = init_fields(cls), types_of(cls)
+    kind: type = cls
+    fields, kinds = init_fields(kind), types_of(kind)
     unknown = [key for key in data if key not in {field.name for field in fields}]
     if unknown:
         names = [*paths_of(place.root), *(place.child(field.name).path for field in fields)]

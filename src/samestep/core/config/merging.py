@@ -54,7 +54,7 @@ def flatten(cls: type, data: Mapping[str, Any]) -> Settings:
     return _flatten(data, paths_of(cls), "")
 
 
-def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Settings:
+def _flatten(data: Mapping[str, Any], paths: Mapping[str, Any], prefix: str) -> Settings:
     found: Settings = []
     for key, value in data.items():
         path = f"{prefix}{key}"
@@ -66,7 +66,7 @@ def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Set
     return found
 
 
-def _nests(path: str, paths: dict[str, Any], value: Any) -> bool:
+def _nests(path: str, paths: Mapping[str, Any], value: Any) -> bool:
     return path in paths and section(paths[path]) is not None and isinstance(value, Mapping)
 
 
@@ -245,7 +245,7 @@ def read_layers(
         file = _file_layer(cls, replace(loaded, data=_without_aliases(cls, loaded.data, aliases)))
     name = _preset_name(cls, presets, preset, command_line, file)
     reset = _reset(command_line)
-    given = {path for path, _ in (*file.settings, *command_line.settings)} - reset
+    given = {path: value for path, value in (*file.settings, *command_line.settings) if path not in reset}
     preset_layer = _preset_layer(cls, presets.get(name or "", {}), given)
     layers = [_base_layer(cls), preset_layer, file, command_line]
     if name is not None and "preset" in types_of(cls):
@@ -355,7 +355,7 @@ def _base_layer(cls: type) -> _Layer:
     return _file_layer(cls, loaded)
 
 
-def _preset_layer(cls: type, preset: Mapping[str, Any], given: Collection[str]) -> _Layer:
+def _preset_layer(cls: type, preset: Mapping[str, Any], given: Mapping[str, Any]) -> _Layer:
     """The settings of a preset. A class with a function `left_out_of_preset(given)` names those that do not hold beside
     the settings of file and command line."""
     choose = getattr(cls, "left_out_of_preset", None)

@@ -48,7 +48,8 @@ class NoEffect:
 def check_no_effect(rules: Sequence[NoEffect], config: Any, given: Given) -> list[str]:
     """Refuse settings without effect that were typed; returns sentences about the others. Of several rules that are
     about a setting, the first one tells."""
-    paths = paths_of(type(config))
+    cls: type = type(config)
+    paths = paths_of(cls)
     _check_patterns(rules, paths)
     given = {_field(path, paths): where for path, where in given.items()}
     if _is_whole(given, paths):
@@ -74,7 +75,7 @@ def _sentence(names: Sequence[str], why: str) -> str:
     return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no effect: {why}"
 
 
-def _is_whole(given: Given, paths: dict[str, Any]) -> bool:
+def _is_whole(given: Given, paths: Mapping[str, Any]) -> bool:
     """Whether all settings are given. Nobody types that: a program passes a complete configuration (`samestep.launch`),
     and most of what it holds are defaults."""
     values = {path for path, kind in paths.items() if section(kind) is None}
@@ -82,7 +83,7 @@ def _is_whole(given: Given, paths: dict[str, Any]) -> bool:
     return fields <= given.keys()
 
 
-def _field(path: str, paths: dict[str, Any]) -> str:
+def _field(path: str, paths: Mapping[str, Any]) -> str:
     """The field that a dotted name means: of an entry in a mapping, the mapping."""
     found = locate(paths, path)
     assert found is not None, path
@@ -97,7 +98,7 @@ def _value(config: Any, path: str) -> Any:
     return value
 
 
-def _check_patterns(rules: Iterable[NoEffect], paths: dict[str, Any]) -> None:
+def _check_patterns(rules: Iterable[NoEffect], paths: Mapping[str, Any]) -> None:
     """Refuse a rule that names no setting: it would never apply."""
     for pattern in (pattern for rule in rules for pattern in rule.patterns):
         if not any(fnmatchcase(path, pattern) for path in paths):

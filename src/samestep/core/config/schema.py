@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, Union, cast, get_args, get_origin
@@ -37,9 +38,10 @@ def init_fields(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
-def types_of(cls: type) -> dict[str, Any]:
+@cache
+def types_of(cls: type) -> Mapping[str, Any]:
     """The type of every field, with its bounds; annotations written as text are resolved."""
-    return typing.get_type_hints(cls, include_extras=True)
+    return types.MappingProxyType(typing.get_type_hints(cls, include_extras=True))
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -112,7 +114,8 @@ def expected(tp: Any) -> str:
     if len(members(tp)) > 1:
         return " or ".join(expected(member) for member in members(tp))
     if get_origin(tp) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(tp))
+        choices = [str(choice) for choice in get_args(tp)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if is_list(tp):
         return f"a list such as [a, b] of type {type_text(tp)}"
     if is_dict(tp):
@@ -193,7 +196,8 @@ def is_marked_free(metadata: Any) -> bool:
     return bool(metadata.get("free", False))
 
 
-def paths_of(cls: type) -> dict[str, Any]:
+@cache
+def paths_of(cls: type) -> Mapping[str, Any]:
     """The type of every dotted name; sections, and the fields of mapping forms, included."""
     found: dict[str, Any] = {}
     kinds = types_of(cls)
@@ -202,10 +206,10 @@ def paths_of(cls: type) -> dict[str, Any]:
         inner = section(kinds[field.name]) or mapping_form(field.metadata)
         if inner is not None:
             found |= {f"{field.name}.{path}": kind for path, kind in paths_of(inner).items()}
-    return found
+    return types.MappingProxyType(found)
 
 
-def locate(paths: dict[str, Any], path: str) -> tuple[str, str | None] | None:
+def locate(paths: Mapping[str, Any], path: str) -> tuple[str, str | None] | None:
     """The field that `path` names, and the key in it when the field is a mapping (`mix.wiki`: `mix`, `wiki`)."""
     if path in paths:
         return path, None

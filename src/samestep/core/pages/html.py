@@ -45,6 +45,12 @@ def element(tag: str, /, *parts: str, kind: str = "", **attributes: str | float)
     return Html(f"<{tag}{shown}>{inside}" + ("" if tag in _EMPTY else f"</{tag}>"))
 
 
+def png_image(content: bytes, kind: str = "", alt: str = "") -> Html:
+    """An image that the page holds."""
+    held = base64.b64encode(content).decode()
+    return Html(f'<img class="{escaped(kind)}" alt="{escaped(alt)}" src="data:image/png;base64,{held}">')
+
+
 def note(*parts: str) -> Html:
     """A line of small print."""
     return element("p", *parts, kind="note")
@@ -78,8 +84,8 @@ def page(title: str, *parts: str, style: str = "", script: str = "", data: Any =
 
 
 def content_policy(style: str, script: str = "") -> str:
-    """Nothing but this style and this script."""
-    allowed = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}"
+    """Nothing but this style and this script, and images that the page itself holds."""
+    allowed = f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src {_hash(style)}"
     return f"{allowed}; script-src {_hash(script)}" if script else allowed
 
 

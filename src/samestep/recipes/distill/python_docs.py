@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.recipes.distill.records import Record
@@ -57,8 +58,12 @@ class Section:
     paragraphs: list[str] = field(default_factory=list)
 
 
+@cache
 def python_docs() -> tuple[list[Record], RetrievalSet]:
-    """Training records, and a retrieval set whose queries are about other sections; its corpus has all passages."""
+    """Training records, and a retrieval set whose queries are about other sections; its corpus has all passages.
+
+    They are made once, since every stage asks for them; nobody changes them.
+    """
     passages: dict[str, int] = {}
     trained: dict[str, list[int]] = {}
     held_out: dict[str, list[int]] = {}

@@ -105,7 +105,7 @@ class DpoConfig(Config):
     """Also write checkpoint_epoch_N.pt, best_model.pt and latest_model.pt; null: for proteins."""
     base_batch_size: CountOrZero = 0
     """With lr_scaling (--scale_lr): the global batch that learning_rate is stated for; 0: batch_size, so that the rate
-    is multiplied by the number of processes."""
+    is multiplied by the number of processes (with batch_size=auto: the global batch, so that it is not)."""
 
 
 # An epoch of 11 pairs ends in a step with one, which most ranks have no row of.

@@ -18,7 +18,7 @@ from samestep.recipes.dpo.families import Family, family_of
 from samestep.recipes.dpo.protein_family import ProteinFamily
 from samestep.recipes.dpo.task import POLICY, REFERENCE, Preferences, build_dump
 from samestep.recipes.dpo.text_family import TextFamily, open_text_model
-from samestep.train.record.config import named_source
+from samestep.train.record.config import AUTO, named_source
 
 BEST = "val/loss"
 SHOWN = (
@@ -38,7 +38,8 @@ def resolve_config(config: DpoConfig) -> DpoConfig:
     family = config.family
     if family == "auto":
         family = family_of(config.data.records(config.data.train)) if config.data.train else "protein"
-    config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
+    rows = config.base_batch_size or (config.global_batch_size if config.batch_size == AUTO else config.batch_size)
+    config = replace(config, family=family, base_batch_size=rows or 0)
     _check_settings(config)
     _check_family(config)
     if _is_at_hand(config):

@@ -3,8 +3,8 @@
 settings     config.py (with presets, and what is refused before a run is recorded)
 data         data.py (kinds of texts, records and their split)
 training     players.py (the two models), judges.py (what the judge sees, how it judges and learns),
-             objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
-             stages.py (what a run does)
+             objectives.py, rewards.py (what the generator learns from), rollout.py (texts and verdicts),
+             task.py (a step), stages.py (what a run does)
 evaluation   evaluation.py (metrics, and the benchmark during training)
 use          sampling.py (`samestep sample`); `samestep evaluate RUN_A RUN_B`: compare.py, comparison_judges.py (who
              compares), endpoint.py (a judge over HTTP), comparison_results.py (metrics, tables and an HTML page)
@@ -56,6 +56,7 @@ recipe = Recipe(
     describe=describe,
     networks=build_networks,
     language_models=language_models,
+    code_settings=["reward"],
     model_settings={"generator": "generator.model", "judge": "judge.model"},
     sample=Verb(generate, SampleOptions, aliases=_WRITING),
     methods={"generate": generate_texts},

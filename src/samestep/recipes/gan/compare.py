@@ -134,7 +134,7 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
     if options.against is not None:
         which, stage = options.against_which, options.against_stage
         runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
-    judges, notes = _choose_judges(runs, options, config.batch_size, world)
+    judges, notes = _choose_judges(runs, options, config.rows_at_once, world)
     chosen = choose_records(runs, options.records, config.data, options.limit)
     prompts, ids = [record.prompt for record in chosen.records], torch.tensor([[0, number] for number in chosen.ids])
     a, *more = (complete_prompts(run, config, "gan/compare", prompts, ids, world) for run in runs)

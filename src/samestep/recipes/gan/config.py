@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
-from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
+from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Positive, Share
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.records.reading import only_for_records
 from samestep.kit.model_settings import without_effect
@@ -16,6 +16,7 @@ from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
+from samestep.recipes.gan.rewards import LOG_ODDS, PROBABILITY, find_reward
 from samestep.train.record.config import Checkpoints, named_source
 from samestep.train.record.run_record import run_path
 
@@ -57,6 +58,14 @@ class GanConfig(Config):
     """Peak learning rate of the judge; null: learning_rate."""
     judge_steps: Count = 1
     """Updates of the judge per step, each on texts of its own."""
+    judge_every: Count = 1
+    """The judge learns in every so many steps; while the generator waits for it (generator_pauses_below), in all."""
+    reward: str = "probability"
+    """What the generator is rewarded with: probability, that the judge takes its text for a person's; log_odds, the
+    same as log-odds, which says more where the judge is sure; or module:function, a function of yours of one text, on
+    the command line alone."""
+    reward_clip: Positive = 4.0
+    """reward=log_odds: beyond this it counts as this."""
     mle_epochs: CountOrZero = 0
     """Epochs in which the generator first learns the human texts themselves, in a stage of its own."""
     mle_learning_rate: NotNegative | None = None
@@ -177,6 +186,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "replay": {"keep": 2, "every": 1, "share": 0.7},
     },
     "verify-spin": {**_VERIFY_OBJECTIVE, "objective": {"kind": "spin"}},
+    # A reward function as one of the user's is named, and a judge that learns in every second step.
+    "verify-reward": {
+        **_VERIFY_OBJECTIVE,
+        "reward": "samestep.recipes.gan.rewards:unrepeated",
+        "judge_every": 2,
+        "objective": {"kind": "reinforce"},
+    },
 }
 
 
@@ -204,6 +220,10 @@ def resolve_config(config: GanConfig) -> GanConfig:
             f"Set writing.temperature above 0: {config.objective.kind} learns from completions that are drawn, and at "
             "0 there is only one for each prompt."
         )
+    if config.reward == LOG_ODDS and config.judging.mode == "generative":
+        raise UserError("Set judging.mode=verdict, or reward=probability: a generative judge has no odds.")
+    if config.reward not in (PROBABILITY, LOG_ODDS):
+        find_reward(config.reward)
     load(config.data, config.seed)
     if config.benchmark.pairs:
         load_pairs(config.data, config.benchmark.pairs)
@@ -246,6 +266,16 @@ NO_EFFECT = (
         "objective.spin_beta",
         lambda c: c.objective.kind != "spin",
         "it is for objective.kind=spin; set that, or leave it out",
+    ),
+    NoEffect(
+        "reward",
+        lambda c: c.objective.kind == "spin",
+        "spin has no rewards; choose another objective.kind, or leave it out",
+    ),
+    NoEffect(
+        "reward_clip",
+        lambda c: c.reward != LOG_ODDS and c.judging.mode != "verdict",
+        "only log-odds are clipped; set reward=log_odds, or leave it out",
     ),
     NoEffect(
         "judging.show_prompt",

@@ -9,7 +9,7 @@ A recipe file of your own may register more when it is imported.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from string import Formatter
 from typing import Annotated, Any
 
@@ -270,7 +270,7 @@ def _load(config: DataConfig, seed: int, version: tuple[tuple[int, ...], ...]) -
     if config.path is None:
         if config.domain not in (None, PYDOC.name):
             raise UserError(f"Name the file with data.path; data.domain={config.domain} is not that of Python's text.")
-        name, domain, every = BUILT_IN_TEXT, PYDOC, list(_pydoc_records())
+        name, domain, every = BUILT_IN_TEXT, PYDOC, pydoc_records()
         origins = [np.frombuffer("\0".join(r.prompt + r.human for r in every).encode("utf-8"), dtype=np.uint8)]
         records = [fitting for record in every if (fitting := _fit(record, limit, _refuse_own_text))]
     else:
@@ -337,16 +337,19 @@ def count_repeated(records: Iterable[Record], training: Iterable[Record]) -> int
     return sum(record.prompt in known for record in records)
 
 
-def _pydoc_records() -> Iterator[Record]:
+@cache
+def pydoc_records() -> Sequence[Record]:
     """Every paragraph of prose in Python's help, under its topic; code, grammar, headings and lists are left out."""
     topic_of: dict[str, str] = {}
     for topic, text in pydoc_topics():
         for passage in passages(text):
             topic_of.setdefault(passage, topic)
+    found = []
     for passage in distinct(iter(topic_of)):
         if passage[0].isalpha() and passage.endswith(".") and "::=" not in passage:
             row = {"title": topic_of[passage], "paragraph": " ".join(passage.split())}
-            yield Record(PYDOC.prompt(row), row["paragraph"], PYDOC.group(row))
+            found.append(Record(PYDOC.prompt(row), row["paragraph"], PYDOC.group(row)))
+    return tuple(found)
 
 
 def _select(records: Sequence[Record], config: DataConfig, limit: LengthLimit, name: str) -> tuple[list[Record], str]:

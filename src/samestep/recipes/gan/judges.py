@@ -12,7 +12,8 @@ Both kinds of judge ask a network about such pairs and return the same rows; [ro
 text first and then second:
 
     right           [rows, 2]: whether the judge found what a person wrote: 1, 0, or 0.5 where both are equally likely
-    reward          [rows]: what the generator gets
+    reward          [rows]: what the generator gets, by how far the judge was fooled
+    log_odds        [rows], verdict alone: the same as log-odds; -inf where a completion was too short to judge
     judge_reward    [rows, 2]: what the judge gets, where it learns by policy gradient
     parsed          [rows, 2]: whether its answer could be read
 """
@@ -277,8 +278,8 @@ class VerdictJudge:
         # In bf16 logits are often equal, where the judge has not decided: half right.
         right = (margins > 0).to(margins.dtype) + 0.5 * (margins == 0)
         right = torch.where(shown[:, None], right, 1.0)
-        reward = torch.where(shown, torch.sigmoid(-margins.mean(1)), 0.0)
-        rows |= {"right": right, "reward": reward, "judge_reward": right}
+        fooled = torch.where(shown, -margins.mean(1), -torch.inf)
+        rows |= {"right": right, "reward": torch.sigmoid(fooled), "log_odds": fooled, "judge_reward": right}
         if self._config.training == "policy_gradient" and turn is not None:
             rows["judge_reward"] = self._drawn(margins, ids.to(self._device), step, turn)
         return {**rows, "parsed": torch.ones_like(right, dtype=torch.bool)}

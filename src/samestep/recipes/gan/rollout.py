@@ -27,6 +27,7 @@ from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.judges import ORDERS, Judge, Pair, PairWriter, padded
 from samestep.recipes.gan.players import PromptWriter
+from samestep.recipes.gan.rewards import make_rewards
 
 _EXAMPLES = noise.purpose("gan/examples")
 SHOWN = 4
@@ -70,6 +71,7 @@ class Rollouts:
             generator_in_stage(self.bench, self.writer, f"gan/write/{turn}", writing, keep_gathered=keep)
             for turn in range(self._config.judge_steps)
         ]
+        self._rewards = make_rewards(self._config.reward, self._config.reward_clip)
 
     def make(self, batch: Batch, step: int, turn: int, opponents: Opponents) -> Mapping[str, Tensor]:
         """The rows that the prompts of a batch become."""
@@ -88,6 +90,7 @@ class Rollouts:
         texts = [self.writer.decode(tokens) for tokens in written.to_lists()]
         pairs = self._shown(records, texts)
         rows |= self._judged(pairs, batch["ids"], step, turn, opponents)
+        rows["reward"] = self._rewards(records, texts, rows)
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = policy.group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
@@ -131,7 +134,7 @@ class Rollouts:
         if opponents.judge is not None:
             with opponents.judge(), self.judge.inference() as network:
                 earlier = self.judging.ask(network, pairs, ids, step=step, turn=self._config.judge_steps)
-            rows["reward"] = earlier["reward"]
+            rows |= {name: earlier[name] for name in ("reward", "log_odds") if name in earlier}
         return rows
 
     def _padded(self, name: str, tokens: Sequence[Sequence[int]]) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ def complete_prompts(
     network, compute = network_of(trained, GENERATOR, world.device)
     write_prompt = PromptWriter(player, position_limit(network), how.writing.max_new_tokens)
     prompts = [write_prompt(text) for text in texts]
-    generator = generator_outside(player, purpose, how.writing, how.seed, world, how.batch_size)
+    generator = generator_outside(player, purpose, how.writing, how.seed, world, how.rows_at_once)
     found = complete(generator, network, compute, [prompt.tokens for prompt in prompts], ids)
     texts = [player.decode(tokens) for tokens, _ in found]
     return Written(texts, [not ended for _, ended in found], sum(prompt.is_cut for prompt in prompts))

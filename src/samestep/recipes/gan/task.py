@@ -159,11 +159,12 @@ class Adversaries:
         if self._benchmark:
             self._benchmark.begin()
         metrics: dict[str, Metric] = {}
-        for turn in range(self._config.judge_steps):
-            is_last = turn == self._config.judge_steps - 1
-            rollout = self._rollout(tick.step, turn, is_last)
+        last = self._config.judge_steps - 1
+        is_due = tick.step % self._config.judge_every == 0 or not self._balance.generator_learns
+        for turn in range(last + 1) if is_due else [last]:
+            rollout = self._rollout(tick.step, turn, is_last=turn == last)
             self._balance.add(self._moments(rollout, "right").mean)
-            if self._balance.judge_learns:
+            if is_due and self._balance.judge_learns:
                 if self._config.judging.learns_by_policy_gradient:
                     self._add_advantages(rollout, "judge_reward", "judge_")
                 metrics |= self.judge.update(rollout, self._judging.loss, mix={VERDICT: 1.0})
@@ -218,7 +219,12 @@ class Adversaries:
             "parse_failures": mean(lambda batch: ~batch["parsed"]),
             "judge_paused": Metric(float(not self._balance.judge_learns), same=True),
             "generator_paused": Metric(float(not self._balance.generator_learns), same=True),
+            **({"judge_saturated": mean(self._is_saturated)} if self._config.judging.mode == "verdict" else {}),
         }
+
+    def _is_saturated(self, batch: Batch) -> Tensor:
+        """Whether the judge is so sure about a pair that a better text would hardly be rewarded."""
+        return batch["is_shown"] & (batch["log_odds"].abs() >= self._config.reward_clip)
 
     def _train_generator(self, rollout: MicroBatches) -> Metrics:
         objective = self._config.objective

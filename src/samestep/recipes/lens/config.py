@@ -276,11 +276,23 @@ class WarmStartConfig(CheckedConfig):
 
 
 @dataclass(frozen=True)
+class EncoderAloneConfig(CheckedConfig):
+    """A stage before training in which the encoder alone learns, from explanations that the decoder draws."""
+
+    max_steps: CountOrZero = 0
+    """Steps; 0: no such stage."""
+    learning_rate: NotNegative | None = None
+    """Peak learning rate; null: learning_rate."""
+
+
+@dataclass(frozen=True)
 class GrpoConfig(CheckedConfig):
     """A stage after training that rewards explanations from which the activation can be rebuilt."""
 
     max_steps: CountOrZero = 0
     """Steps; 0: no such stage."""
+    activations: Count | None = None
+    """Activations a step, over all devices, each with group_size explanations; null: global_batch_size."""
     group_size: Annotated[int, Bounds(least=2)] = 4
     """Explanations of each activation, which are compared with each other."""
     clip_eps: Positive = 0.2
@@ -291,6 +303,8 @@ class GrpoConfig(CheckedConfig):
     """Peak learning rate; null: learning_rate."""
     mse_weight: NotNegative = 1.0
     """Weight of the encoder's own error, by which it goes on learning from the drawn explanations."""
+    kl_weight: NotNegative = 0.0
+    """Weight of the divergence of the decoder from what it was when the stage began, a token; 0: no copy is kept."""
     entropy_weight: float = 0.0
     """Weight of the entropy of the decoder's distributions, which is made larger."""
 
@@ -357,6 +371,11 @@ class LensConfig(Config):
     """How the built-in language model is trained."""
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     """A stage that trains with given texts."""
+    encoder_alone: EncoderAloneConfig = field(default_factory=EncoderAloneConfig)
+    """A stage that trains the encoder with drawn texts."""
+    through_draws: bool = True
+    """Whether there is the stage `train`, in which gradients flow through drawn tokens; false: what follows the warm
+    start is the encoder alone, and rewards."""
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     """A stage with a reward."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -372,5 +391,7 @@ class LensConfig(Config):
             raise UserError(f"Write {SLOT} once in decoder_prompt, where the activation stands.")
         if not any((self.kl_base_weight, self.lm_base_weight, self.mse_weight, self.entropy_weight)):
             raise UserError("Set one of kl_base_weight, lm_base_weight and mse_weight above 0.")
+        if not self.through_draws and not self.warm_start.max_steps:
+            raise UserError("Set warm_start.max_steps, or through_draws=true: what follows needs a lens to begin with.")
         if self.gumbel_tau_schedule.least <= 0:
             raise UserError("Set start and end of gumbel_tau_schedule above 0: they are temperatures.")

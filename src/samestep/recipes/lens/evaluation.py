@@ -43,12 +43,9 @@ from samestep.recipes.lens.measuring import (
     variance_of,
 )
 from samestep.recipes.lens.network import Computation
-from samestep.recipes.lens.task import LEARNER, make_lens
+from samestep.recipes.lens.task import LEARNER, trained_lens
 from samestep.train.artifacts.array_rows import ArrayRows
-from samestep.train.learner.lora import to_type
 from samestep.train.trained.batch_inference import network_of
-from samestep.train.weights.run_checkpoints import choose_together
-from samestep.train.weights.sources import NamedWeights
 
 ARTIFACT, RESULTS, RECORDS, PAGE = "rows", "results.json", "explanations.jsonl", "explanations.html"
 _TITLES = {
@@ -126,13 +123,8 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     """`trained_by` is the stage whose best weights are evaluated."""
     config: LensConfig = bench.config
     model = frozen_model(bench)
-    lens = make_lens(config, model, model.network())
-    to_type(lens, getattr(torch, config.distributed.dtype))
-    # Before it is frozen as a whole: only what trained is in a checkpoint.
-    best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=trained_by)
-    NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
-    frozen = bench.frozen(lens, name="lens", shard=config.distributed.strategy == "fsdp")
-    subject = _subject(frozen, model, open_activations(bench, model), config, trained_by, bench.world)
+    frozen = trained_lens(bench, model, trained_by, name="lens")
+    subject = subject_of(frozen, model, open_activations(bench, model), config, trained_by, bench.world)
     bench.screen.print(_about(len(subject.rows), subject.part, trained_by, config.layer_l, model.name))
     return Evaluation(bench, subject)
 
@@ -173,7 +165,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
         return found
 
     model = model_of(trained, world)
-    subject = _subject(ask, model, rows_of(trained, model, world), config, trained.stage, world)
+    subject = subject_of(ask, model, rows_of(trained, model, world), config, trained.stage, world)
     values = compute_values(subject.rows, subject.measuring, options.batch_size, world)
     results, records = subject.results(values, config), records_of(values, subject)
     if options.html is not None and world.is_main:
@@ -181,15 +173,15 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     return {**results, "explanations": records}
 
 
-def _subject(
+def subject_of(
     ask: Ask, model: LanguageModel, found: ActivationRows, config: LensConfig, stage: str, world: World
 ) -> Subject:
     """What is measured, with baselines that are fitted now. Collective."""
     own = config.evaluation
-    baselines = fit_baselines(ask, found.train, own.fit_rows, config.batch_size, world)
+    baselines = fit_baselines(ask, found.train, own.fit_rows, config.rows_at_once, world)
     part, table = found.last
     rows = SpreadRows(table, own.rows)
-    activations = compute_values(rows, lambda batch: {"A": activation_of(ask, batch)}, config.batch_size, world)["A"]
+    activations = compute_values(rows, lambda batch: {"A": activation_of(ask, batch)}, config.rows_at_once, world)["A"]
     return Subject(Measuring(ask, model, baselines, own.best_of), rows, part, variance_of(activations), stage)
 
 

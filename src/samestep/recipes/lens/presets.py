@@ -122,6 +122,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_steps": 2,
         "grpo": {"max_steps": 3, "group_size": 3, "inner_epochs": 2, "entropy_weight": 0.01},
     },
+    # The encoder alone after a warm start, then rewards that hold the decoder close to what it was.
+    "verify-encoder": {
+        **_VERIFY,
+        "warm_start": {"max_steps": 2, "learning_rate": 1e-2},
+        "encoder_alone": {"max_steps": 3, "learning_rate": 1e-2},
+        "through_draws": False,
+        "trainable_components": {"decoder": {"base_model": True}, "encoder": {"base_model": "lora"}, "lora_rank": 2},
+        "grpo": {"max_steps": 3, "activations": 4, "group_size": 3, "inner_epochs": 2, "kl_weight": 0.1},
+    },
 }
 
 
@@ -174,6 +183,16 @@ NO_EFFECT = (
         "grpo.*",
         lambda c: not c.grpo.max_steps,
         "there is no stage with rewards; set grpo.max_steps, or leave it out",
+    ),
+    NoEffect(
+        "encoder_alone.*",
+        lambda c: not c.encoder_alone.max_steps,
+        "there is no stage that trains the encoder alone; set encoder_alone.max_steps, or leave it out",
+    ),
+    NoEffect(
+        ("max_steps", "epochs", "kl_base_weight", "lm_base_weight", "entropy_weight", "mse_weight"),
+        lambda c: not c.through_draws,
+        "the stage that it is for is left out by through_draws=false; leave out that or this",
     ),
     NoEffect(
         "activation_dumper.min_position",

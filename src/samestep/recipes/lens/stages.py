@@ -6,17 +6,19 @@ rewards, evaluation.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from samestep import TRAINING_SETTINGS, Fit, LanguageModel, Stage, UserError, World
 from samestep.kit.language_model import BUILT_IN
 from samestep.kit.named_model import is_at_hand
 from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, dump_inputs, trained_beside
-from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
+from samestep.recipes.lens.config import EncoderAloneConfig, GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
 from samestep.recipes.lens.language_model import check_weights, open_model, prompt_tokens
 from samestep.recipes.lens.pretraining import PRETRAIN, build_pretrain, keep_weights
 from samestep.recipes.lens.task import (
     FVE,
+    LensEncoder,
     LensRewards,
     LensStage,
     LensTraining,
@@ -26,7 +28,7 @@ from samestep.recipes.lens.texts import load_texts
 from samestep.recipes.lens.token_rows import PRETOKENIZE, build_pretokenize, remove_shares
 from samestep.train.api.dump import dump_config
 
-WARM_START, TRAIN, GRPO = "warm_start", "train", "grpo"
+WARM_START, ENCODER, TRAIN, GRPO = "warm_start", "encoder", "train", "grpo"
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
 SHOWN = ("loss", "mse", "kl", "reward", BEST[0], "val/loss", "val/mse", "val/kl")
@@ -37,7 +39,7 @@ _OF_DRAWN_TOKENS = (
 _OF_TRAINING = (
     *_OF_DRAWN_TOKENS,
     *("t_text", "decoder_prompt", "kv_cache", "init_from"),
-    *("trainable_components.*", "warm_start.*", "grpo.*", "evaluation.*"),
+    *("trainable_components.*", "warm_start.*", "encoder_alone.*", "through_draws", "grpo.*", "evaluation.*"),
 )
 _OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.*_samples", "activation_dumper.*position")
 
@@ -102,19 +104,24 @@ def _check_layers(config: LensConfig, model: LanguageModel) -> None:
 def stages(config: LensConfig) -> list[Stage]:
     """From training alone, with another run's dump, to seven."""
     found = _preparation(config) if config.activation_dumper.source is None else []
-    later = ("grpo.*", "evaluation.*")
+    later = ("through_draws", "grpo.*", "evaluation.*")
     stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later, shown=SHOWN)
-    with_train = partial(stage, gpus_of=TRAIN)
-    train = stage(TRAIN, LensTraining, validate=LensTraining.validate)
+    with_train = partial(stage, gpus_of=TRAIN) if config.through_draws else stage
+    begun: dict[str, Any] = {}
     if config.warm_start.max_steps:
-        ignored = (*later, *_OF_DRAWN_TOKENS)
-        own = {"config": _warm_start_config, "ignores": ignored}
+        own = {"config": _warm_start_config, "ignores": (*later, "encoder_alone.*", *_OF_DRAWN_TOKENS)}
         found.append(with_train(WARM_START, LensWarmStart, **own))
-        train = replace(train, start=f"{WARM_START}:best", config=_validated_from_start)
-    found.append(train)
+        begun = {"start": f"{WARM_START}:best", "config": _validated_from_start}
+    if config.encoder_alone.max_steps:
+        own = {**begun, "config": _encoder_config, "ignores": (*later, *_OF_DRAWN_TOKENS)}
+        found.append(with_train(ENCODER, LensEncoder, **own))
+        begun = {"start": f"{ENCODER}:best", "config": _validated_from_start}
+    if config.through_draws:
+        found.append(stage(TRAIN, LensTraining, validate=LensTraining.validate, **begun))
     if config.grpo.max_steps:
+        before = found[-1].name
         own = {"config": _grpo_config, "ignores": ("evaluation.*",)}
-        found.append(with_train(GRPO, LensRewards, start=f"{TRAIN}:best", **own))
+        found.append(with_train(GRPO, partial(LensRewards, began_with=before), start=f"{before}:best", **own))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
         unused = TRAINING_SETTINGS  # a training with other settings is not taken over, and so neither is this
@@ -168,11 +175,21 @@ def _warm_start_config(config: LensConfig) -> LensConfig:
     return _with_own_steps(config, config.warm_start)
 
 
+def _encoder_config(config: LensConfig) -> LensConfig:
+    parts, steps = config.trainable_components, config.encoder_alone.max_steps
+    decoder = {part: f"{steps}s" for part in parts.trained if part.startswith("decoder.")}
+    constant = replace(parts, freeze_until={**parts.freeze_until, **decoder})
+    return _validated_from_start(replace(_with_own_steps(config, config.encoder_alone), trainable_components=constant))
+
+
 def _grpo_config(config: LensConfig) -> LensConfig:
+    rows = config.grpo.activations
+    if rows is not None:
+        config = replace(config, global_batch_size=rows, batch_size=min(config.batch_size, rows))
     return _validated_from_start(_with_own_steps(config, config.grpo))
 
 
-def _with_own_steps(config: LensConfig, own: WarmStartConfig | GrpoConfig) -> LensConfig:
+def _with_own_steps(config: LensConfig, own: WarmStartConfig | EncoderAloneConfig | GrpoConfig) -> LensConfig:
     rate = config.learning_rate if own.learning_rate is None else own.learning_rate
     return replace(config, max_steps=own.max_steps, learning_rate=rate)
 

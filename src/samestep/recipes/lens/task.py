@@ -5,11 +5,13 @@ activation from them. Training alone begins with texts that have nothing to do w
 give gradients with much noise. Here the texts are given: a step costs a fraction of one with drawn tokens, and training
 begins with explanations that say something.
 
+`encoder`: the encoder alone learns to rebuild activations from texts that the decoder draws.
+
 `train`: both learn from drawn tokens.
 
 `grpo`: the decoder learns from rewards (GRPO), which are higher the better an activation can be rebuilt. In each step
 several explanations of each activation are drawn. One that is better than the others of its group becomes likelier. The
-encoder goes on learning from the same explanations.
+encoder goes on learning from the same explanations. The decoder may be held close to what it was at the beginning.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from samestep import (
     Batch,
     Bench,
+    Frozen,
     LanguageModel,
     Learner,
     Lora,
@@ -41,7 +44,10 @@ from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model, pro
 from samestep.recipes.lens.measuring import explained_variance, variance_of
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.parts import Kind, LensShape
+from samestep.train.learner.lora import to_type
 from samestep.train.logging.metrics import MetricValues
+from samestep.train.weights.run_checkpoints import choose_together
+from samestep.train.weights.sources import NamedWeights
 
 LEARNER = "model"
 FVE = "fve"
@@ -82,6 +88,15 @@ class LensStage:
             self._variance = variance_of(gather_rows(self.learner, self._validation, _activation)["activation"])
         explained = {FVE: explained_variance(found.pop("error"), self._variance)}
         return {f"val/{name}": value for name, value in (explained | found).items()}
+
+    def draw(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
+        """What a batch has beside its keys with the activations, and drawn explanations of them; without gradients."""
+        self.bench.check_stop()
+        with self.learner.inference() as network:
+            activation = network(batch, Lens.activation)["activation"]
+            found = network({**batch, "activation": activation}, Lens.explain)
+        given = {name: value for name, value in batch.items() if name not in ("ids", "live")}
+        return {**given, "activation": activation, "written": found["tokens"]}, found
 
 
 def _formula(mix: Mapping[str, float]) -> str:
@@ -155,6 +170,20 @@ def _given_text(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
     return {"nats": -found["log_probs"].mean(1), "mse": found["error"]}
 
 
+class LensEncoder(LensStage):
+    """The encoder learns from drawn explanations. The decoder is constant (`freeze_until`), so its term counts for
+    nothing; it is there because every parameter needs a gradient."""
+
+    mix: Mapping[str, float] = {"mse": 1.0, "nats": 0.0}
+
+    def formula(self) -> str:
+        return _formula(self.mix)
+
+    def step(self, tick: Tick) -> Metrics:
+        drawn = self.bench.produced(self.feed[tick.step], lambda batch: self.draw(batch)[0])
+        return self.learner.update(drawn, _given_text, self.mix)
+
+
 class LensTraining(LensStage):
     """Both learn through the straight-through Gumbel-softmax."""
 
@@ -212,53 +241,54 @@ def trained_mix(weights: Mapping[str, float]) -> dict[str, float]:
 def rewards_mix(config: LensConfig) -> dict[str, float]:
     """The coefficients of the terms that are trained with rewards."""
     own = config.grpo
-    return trained_mix({"policy": 1.0, "mse": own.mse_weight, "entropy": -own.entropy_weight})
+    return trained_mix({"policy": 1.0, "mse": own.mse_weight, "kl": own.kl_weight, "entropy": -own.entropy_weight})
 
 
 class LensRewards(LensStage):
     """Decoder and encoder learn from drawn explanations."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, began_with: str) -> None:
+        """`began_with` is the stage whose best weights this one begins with."""
         super().__init__(bench)
         self._grpo = self.config.grpo
+        self._reference = (
+            trained_lens(bench, self.model, began_with, name="reference") if self._grpo.kl_weight else None
+        )
 
     def formula(self) -> str:
         return _formula(rewards_mix(self.config))
 
     def step(self, tick: Tick) -> Metrics:
-        rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
+        rollout = self.bench.produced(self.feed[tick.step], self._rewarded, copies=self._grpo.group_size)
         reward = self.bench.moments(rollout, "reward")
         metrics: Metrics = {}
         for _ in range(self._grpo.inner_epochs):
             metrics = self.learner.update(rollout, self._loss, rewards_mix(self.config))
         return {**metrics, "reward": Metric(reward.mean, same=True), "reward_std": Metric(reward.std, same=True)}
 
-    def _draw(self, batch: Batch) -> Batch:
-        """Explanations of the activations of a batch, without gradients; those of one activation follow each other."""
-        self.bench.check_stop()
-        with self.learner.inference() as network:
-            activation = network(batch, Lens.activation)["activation"]
-            found = network({**batch, "activation": activation}, Lens.explain)
-        error = relative_error(activation, found["rebuilt"])
-        given = {name: value for name, value in batch.items() if name not in ("ids", "live")}
-        return {
-            **given,
-            "activation": activation,
-            "written": found["tokens"],
-            "before": found["log_probs"],
-            "reward": -error,
-            "advantage": policy.group_advantages(-error, self._grpo.group_size, epsilon=1e-6).values,
-        }
+    def _rewarded(self, batch: Batch) -> Batch:
+        """Explanations of the activations of a batch; those of one activation follow each other."""
+        rows, found = self.draw(batch)
+        error = relative_error(rows["activation"], found["rebuilt"])
+        advantage = policy.group_advantages(-error, self._grpo.group_size, epsilon=1e-6).values
+        rows = {**rows, "before": found["log_probs"], "reward": -error, "advantage": advantage}
+        if self._reference is not None:
+            rows["reference"] = self._reference(rows, Lens.score)["log_probs"]
+        return rows
 
     def _loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         found = network(batch, Lens.score)
-        clipped = policy.clipped_objective(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps)
-        return {
+        now = found["log_probs"]
+        clipped = policy.clipped_objective(now, batch["before"], batch["advantage"], self._grpo.clip_eps)
+        terms = {
             "policy": -clipped.objective.mean(1),
             "clipped": clipped.is_clipped.to(clipped.objective.dtype).mean(1),
             "mse": found["error"],
             "entropy": found["entropy"].mean(1),
         }
+        if "reference" in batch:
+            terms["kl"] = policy.kl_k3(now, batch["reference"]).mean(1)
+        return terms
 
 
 def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:
@@ -279,6 +309,17 @@ def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Lear
 def make_lens(config: LensConfig, model: LanguageModel, network: nn.Module) -> Lens:
     """The network; `network` is that of the frozen model."""
     return Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
+
+
+def trained_lens(bench: Bench, model: LanguageModel, stage: str, name: str) -> Frozen:
+    """The lens with the best weights of an earlier stage, which are not trained any more. Collective."""
+    config: LensConfig = bench.config
+    lens = make_lens(config, model, model.network())
+    to_type(lens, getattr(torch, config.distributed.dtype))
+    # Before it is frozen as a whole: only what trained is in a checkpoint.
+    best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=stage)
+    NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
+    return bench.frozen(lens, name=name, shard=config.distributed.strategy == "fsdp")
 
 
 def lens_shape(config: LensConfig, bos: int | None) -> LensShape:

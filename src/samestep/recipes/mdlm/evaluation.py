@@ -233,7 +233,7 @@ class HarnessModel:
                 self.module,
                 pairs,
                 vocabulary=self.tokenizer.vocabulary,
-                batch_size=self.config.batch_size,
+                batch_size=self.config.rows_at_once,
                 cfg_scale=self.config.sampling.cfg_scale,
             )
             return list(zip(self._likelihoods(pairs, mine), greedy))
@@ -265,7 +265,7 @@ class HarnessModel:
             wanted = [every[number] for number in mine]
             generated = [""] * len(mine)
             shapes = [(len(prompt), options) for prompt, options, _ in wanted]
-            for batch in batches_by_shape(shapes, self.config.batch_size):
+            for batch in batches_by_shape(shapes, self.config.rows_at_once):
                 texts = self._generate([wanted[at][0] for at in batch], wanted[batch[0]][1], [mine[at] for at in batch])
                 for at, text in zip(batch, texts):
                     generated[at] = _cut_at(text, wanted[at][2])
@@ -284,7 +284,7 @@ class HarnessModel:
             pairs,
             vocabulary=self.tokenizer.vocabulary,
             draws=self.options.draws,
-            batch_size=self.config.batch_size,
+            batch_size=self.config.rows_at_once,
             seed=self.config.seed,
             cfg_scale=self.config.sampling.cfg_scale,
             ids=list(ids),

@@ -199,7 +199,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     requests = options.requests()
     templates = requests.each(_templates(options, requests.prompts, trained.config.sampling.max_new_tokens, tokenizer))
     ids = [request.id for request in requests]
-    batches = batches_by_shape([template.shape() for template in templates], trained.config.batch_size)
+    batches = batches_by_shape([template.shape() for template in templates], trained.config.rows_at_once)
     say_idle(max(0, world.size - len(batches)), world)
     say_tokens_a_pass(trained.config.sampling, max(template.shape()[1] for template in templates), world)
     mine: list[tuple[int, SampledText]] = []

@@ -38,9 +38,9 @@ def measure_held_out(trained: Trained, dtype: str | None, world: World) -> dict[
     if corpus.test is not None:
         part, rows, size = TEST, corpus.test, corpus.test_bytes_per_token
     record = RunRecord.read(run)
-    batch = (record and record.global_batch) or config.batch_size
+    batch = (record and record.global_batch) or config.rows_at_once
     with open_network(trained, world.device, dtype) as module:
-        total, tokens = _measure(rows, batch, config.batch_size, world, _measuring(module, corpus, trained, world))
+        total, tokens = _measure(rows, batch, config.rows_at_once, world, _measuring(module, corpus, trained, world))
     metrics = nll_metrics(total / tokens, size)
     return {
         "part": part,

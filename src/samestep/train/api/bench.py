@@ -30,6 +30,7 @@ from samestep.parallel.wrap import wrap
 from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
 from samestep.train.api.stage_feeds import StageFeeds
 from samestep.train.api.stage_plan import Rate, StagePlan
+from samestep.train.api.stream_checks import count_stream, training_rows
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
@@ -131,10 +132,9 @@ class Bench:
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
         `count` gives each row's weight in terms of the loss, or in the stage's unit. `collate` makes a batch of a list
         of samples; `pad` names what is padded to the longest of a micro-batch, and with what value. `keyed_random` is
-        for rows that draw from the generators of Python, numpy or torch: these are seeded for each row.
-        """
+        for rows that draw from the generators of Python, numpy or torch: these are seeded for each row."""
         data = open_rows(rows, collate, pad, keyed_random)
-        plan = self.plan(len(data.rows))
+        plan = self.plan(training_rows(data.rows, self.config.max_steps))
         self.feeds.check(data, "training")
         order = choose_order(data.rows, order, self.stage_plan.global_batch, self.config.seed)
         return self.feeds.make(data, order, plan.steps, count)
@@ -152,6 +152,7 @@ class Bench:
     ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         data = open_rows(rows, collate, pad, keyed_random)
+        count_stream(data.rows, self.world, in_worker=self.config.num_workers > 0)
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self.feeds.check(data, "validation")
@@ -163,8 +164,7 @@ class Bench:
     ) -> MicroBatches:
         """Rows that `make` makes of copies of the prompts, inside a step, to update learners on.
 
-        Their weights are counted and summed over the ranks now, so all ranks call it alike.
-        """
+        Their weights are counted and summed over the ranks now, so all ranks call it alike."""
         return produce(self.world, prompts, make, copies, count, self.feeds.counted)
 
     def split(self, rows: MicroBatches, parts: int, *, turn: int = 0) -> list[MicroBatches]:
@@ -178,9 +178,8 @@ class Bench:
     def check_stop(self) -> None:
         """Leave the step if the run is asked to stop, by a signal or its time limit; for long rollouts.
 
-        Every rank calls it alike, inside a step. A step that is left is done again on resume. The state from before it
-        is saved, unless the step has changed it already, by an update or otherwise; then the last checkpoint counts.
-        """
+        Every rank calls it alike, inside a step, which is done again on resume. The state from before it is saved,
+        unless the step has changed it already, by an update or otherwise; then the last checkpoint counts."""
         if self.stop is not None:
             self.stop.check_inside()
 
@@ -203,13 +202,11 @@ class Bench:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter(name,
-        weight)`, is then built without memory, and each device fills only its own shard. The function may be
-        called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
-        `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
-        the run, checkpoint or weight file that this learner begins with, whatever else is named. `lora` freezes the
-        network and trains adapters in it. `optimizer`, `weight_decay`, `clip` (of the gradient's norm) and `clip_value`
-        (of each of its elements) are the learner's own.
-        """
+        weight)`, is then built without memory, and each device fills only its own shard. It may be called twice.
+        `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names, `dtype` the
+        type of the parameters; `clip` bounds the gradient's norm, `clip_value` its elements; what is not given is as
+        the configuration says. `init_from` is the run, checkpoint or weight file that this learner begins with,
+        whatever else is named. `lora` freezes the network and trains adapters in it."""
         config: Config = self.config
         check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)
         rate = self.stage_plan.rate if rate is None else self.stage_plan.give_rate(name, rate)

@@ -12,7 +12,8 @@ from typing import Any
 
 from samestep.core.config.no_effect import Given, NoEffect, check_no_effect
 from samestep.train.api.recipe import Recipe, Stage, no_validation
-from samestep.train.record.config import Config
+from samestep.train.record.config import AUTO, Config
+from samestep.train.record.plan import global_batch
 from samestep.world.watchdog.limits import ACTIVITIES
 
 LIMITS = tuple(f"watch.{activity}" for activity in ACTIVITIES)
@@ -29,7 +30,7 @@ OF_ALL_RUNS: tuple[NoEffect, ...] = (
     ),
     NoEffect(
         "batch_size",
-        lambda c: c.global_batch_size is not None and c.batch_size > c.global_batch_size,
+        lambda c: c.global_batch_size is not None and c.batch_size != AUTO and c.batch_size > c.global_batch_size,
         "a step has no more rows than global_batch_size says; set that for a larger batch, or leave it out",
     ),
     NoEffect(
@@ -119,7 +120,7 @@ def _without_validation(stages: Sequence[Stage]) -> list[NoEffect]:
 def _set_by_stages(stages: Sequence[Stage], config: Any, names: Sequence[str]) -> list[NoEffect]:
     """Of these settings, those that every stage has another value for, or does not use."""
     if config.global_batch_size is None:  # stages always know it; any number does here
-        config = replace(config, global_batch_size=config.batch_size)
+        config = replace(config, global_batch_size=global_batch(config, 1))
     why = "each stage of the recipe that uses it has a value of its own; set what that follows from, or leave it out"
     return [NoEffect(name, lambda _: True, why) for name in names if not _reaches_stages(name, stages, config)]
 

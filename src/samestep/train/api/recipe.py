@@ -147,6 +147,9 @@ class Recipe:
     encoders: Callable[[Any], Mapping[str, Callable[[World], Any]]] | None = None
     """(trained model) to a function for each learner that is a sentence encoder: (world) to its `EncoderSource`, which
     reads texts as it was trained to. Other runs can then take what it learned as teacher or student, by its name."""
+    code_settings: Sequence[str] = ()
+    """Settings that may name a function, as `module:function`. It is run, so it is taken only from the command line and
+    from the recipe, never from a config file."""
     model_settings: Mapping[str, str] = field(default_factory=dict)
     """By learner, the setting that names its language model: an exported one names itself there."""
     sample: Verb | None = None

@@ -16,6 +16,8 @@ from samestep.data.feed import CountedTerms, Feed
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import Order, Reordered
+from samestep.data.streams.reading import StreamPlace
+from samestep.train.api.stream_checks import check_stream
 from samestep.train.learner.learner import Learner
 from samestep.train.record.first_launch import StageInfo
 from samestep.train.record.fixed_values import DATA, read_fixed
@@ -31,6 +33,8 @@ class StageFeeds:
     learners: Sequence[Learner]
     """The learners that the stage has so far."""
     made: list[Feed] = field(default_factory=list)
+    evaluations: list[Feed] = field(default_factory=list)
+    """Those of them that go through every row once."""
     counted: CountedTerms = field(default_factory=CountedTerms)
     """What was counted in the rows that the stage makes itself."""
     compares_data: bool = True
@@ -43,7 +47,7 @@ class StageFeeds:
         self.config, self.world = self.stage.config, self.stage.world
 
     def make(self, data: FeedData, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
-        """A feed of `length` steps; `track` shows how far it is."""
+        """A feed of `length` steps; `track` shows how far a pass over all of them is, for evaluation."""
         if self.config.evidence_rounding:
             # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
@@ -62,7 +66,14 @@ class StageFeeds:
             track=track,
         )
         self.made.append(feed)
+        if track is not None:
+            self.evaluations.append(feed)
         return feed
+
+    def places(self) -> dict[str, StreamPlace]:
+        """How far the training feeds of streams are, by name, for the checkpoint."""
+        places = [feed.place for feed in self.made if feed.place is not None and not feed.is_tracked]
+        return {f"place in stream {number}": place for number, place in enumerate(places, 1)}
 
     def check(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
         """Refuse random rows, and a resume on other data than the run was started on."""
@@ -72,6 +83,7 @@ class StageFeeds:
         self._checked.append(purpose)
         moved, in_worker = self.world.activity.made_progress, self.config.num_workers > 0
         reading = ReadOptions(self.config.seed, in_worker, moved, data.keyed_random, data.collate)
+        check_stream(data.rows, str(name), self.world, reading)
         check_data(data.rows, name, self.stage.rundir, self.world, reading)
 
 

@@ -27,6 +27,8 @@ class StagePlan:
     """None until there is a training feed."""
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
+    batch_size_note: str = ""
+    """How `batch_size=auto` became a number; empty where it was one."""
 
     @property
     def global_batch(self) -> int:

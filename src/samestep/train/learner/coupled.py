@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from samestep.core.errors import UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel
@@ -40,6 +41,10 @@ class Coupled:
     autocast: Callable[[], AbstractContextManager[Any]]
     call: LossCalls
     """Calls `embed` with the network and a micro-batch."""
+    weights: Mapping[str, Tensor]
+    """What `couple` must not use, by name; empty where that is known."""
+    alone: bool = False
+    """Whether nothing is communicated: the rows of other ranks are copies of this one's, and gradients stay here."""
 
     def backward(
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, weigh: Weigh, scale: Tensor | float
@@ -47,7 +52,7 @@ class Coupled:
         """Adds the gradients into the module; returns this rank's sums per term, and its rows by micro-batch."""
         batches, spans = micro_batches.batches, micro_batches.spans
         if len(batches) == 1:  # and so on every rank
-            with self.parallel.syncing(last=True):
+            with self.parallel.syncing(last=not self.alone):
                 outputs = self._embed(embed, batches[0])
                 leaves, sums, rows = self._couple([outputs], micro_batches, couple, weigh)
                 (_surrogate(outputs, leaves, spans[0]) * scale).backward()
@@ -58,7 +63,7 @@ class Coupled:
         leaves, sums, rows = self._couple(parts, micro_batches, couple, weigh)
         _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
         for number, (batch, span) in enumerate(zip(batches, spans)):
-            with self.parallel.syncing(last=number == len(batches) - 1):
+            with self.parallel.syncing(last=number == len(batches) - 1 and not self.alone):
                 outputs = self._embed(embed, batch)
                 (_surrogate(outputs, leaves, span) * scale).backward()
         return sums, rows
@@ -77,12 +82,12 @@ class Coupled:
         rank, spans = self.world.dp_rank, micro_batches.spans
         first, end = micro_batches.bounds[rank : rank + 2]
         with self.parallel.measure_wait():
-            leaves = _gather(parts, micro_batches, self.world)
+            leaves = _gather(parts, micro_batches, self.world, self.alone)
         with self.autocast():
             values = couple(leaves, slice(first, end))
             total, sums = weigh(values, end - first)
-        total.backward()
-        if self.world.control is not None:
+        self._backward_to(leaves, total)
+        if self.world.control is not None and not self.alone:
             with self.parallel.measure_wait():
                 _add_gradients(leaves, self.world)
         micro_batches.terms.update(sums)
@@ -90,6 +95,19 @@ class Coupled:
             {term: value[start - first : stop - first] for term, value in values.items()} for start, stop in spans
         ]
         return leaves, sums, rows
+
+    def _backward_to(self, leaves: Mapping[str, Tensor], total: Tensor) -> None:
+        """To the rows, and no further: a weight that `couple` uses would get the gradient of this rank's rows alone."""
+        rows = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        gradients = torch.autograd.grad(total, [*rows, *self.weights.values()], allow_unused=True)
+        for name, gradient in zip(self.weights, gradients[len(rows) :]):
+            if gradient is not None:
+                raise UserError(
+                    f"couple(rows, own) uses the weight {name!r} of the network, whose gradient would depend on the "
+                    "number of ranks; use it in embed(module, batch): multiply rows there by a learned scale"
+                )
+        for leaf, gradient in zip(rows, gradients):
+            leaf.grad = gradient
 
 
 def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
@@ -105,26 +123,29 @@ def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span
     return total
 
 
-def _gather(parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, world: World) -> dict[str, Tensor]:
+def _gather(
+    parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, world: World, alone: bool
+) -> dict[str, Tensor]:
     """All rows of the global batch in their order, as leaves that collect gradients."""
     leaves, spans = {}, micro_batches.spans
     for name in parts[0]:
         mine = torch.cat([part[name].detach()[: stop - start] for part, (start, stop) in zip(parts, spans)])
         mine = mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine
-        gathered = _concatenate(mine, micro_batches, world)
+        gathered = _concatenate(mine, micro_batches, world, alone)
         leaves[name] = gathered.requires_grad_(gathered.is_floating_point())
     return leaves
 
 
-def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World) -> Tensor:
+def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World, alone: bool) -> Tensor:
     """Shares are contiguous: pad to the largest, gather, cut."""
     if world.control is None:
         return mine
     sizes = [stop - start for start, stop in pairwise(micro_batches.bounds)]
     padded = mine.new_zeros((max(sizes), *mine.shape[1:]))
     padded[: len(mine)] = mine
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded, group=world.dp_group)
+    parts = [padded if alone else torch.empty_like(padded) for _ in sizes]
+    if not alone:
+        dist.all_gather(parts, padded, group=world.dp_group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
 

@@ -45,6 +45,8 @@ class EarlierWeights:
     @torch.no_grad()
     def take(self, step: int) -> None:
         """Copy the weights as they are now, to a free place or that of the oldest. Collective if sharded."""
+        if self._learner.size_trial is not None:
+            return
         place = self.steps.index(min(self.steps))
         for name, copy in self._copies[place].items():
             local(copy).copy_(local(self._live[name]))

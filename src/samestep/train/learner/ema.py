@@ -49,6 +49,8 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights after the learner's newest update."""
+        if self._learner.size_trial is not None:
+            return
         done = self._learner.updates
         decay = min(self._decay, (1 + done) / (_WARMUP + done))
         averaged = [local(tensor) for tensor in self._averaged.values()]

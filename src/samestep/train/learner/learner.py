@@ -8,10 +8,9 @@ so that the mean over them that DDP and FSDP take is the exact gradient of the g
 Whether the gradient is finite is decided on the device from its global norm: all ranks skip together, without waiting.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial, reduce
-from operator import add
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,17 +19,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from samestep.data.feed import MicroBatches, for_update
 from samestep.data.loading import Batch
-from samestep.parallel.compiling import zero_gradients
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
-from samestep.train.learner.batch_norm import BatchNorms
 from samestep.train.learner.coupled import Couple, Coupled, Embed
-from samestep.train.learner.dropout import share_key
 from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
-from samestep.train.learner.learned_network import LearnedNetwork
-from samestep.train.learner.loss_calls import LossCalls
-from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
+from samestep.train.learner.optimizer import LearnerOptimizer, OptimSettings
+from samestep.train.learner.passes import Gradients, Passes
 from samestep.train.learner.preparation import Choices
+from samestep.train.learner.size_trial import SizeTrial
 from samestep.train.learner.skipped_steps import SkippedSteps
 from samestep.train.logging.metrics import Metric, Metrics
 from samestep.world.world import World
@@ -63,7 +59,7 @@ class FirstStepNotes:
         return metrics
 
 
-class Learner(LearnedNetwork):
+class Learner(Passes):
     """One trainable module, its optimizer and its learning rate."""
 
     def __init__(
@@ -85,29 +81,17 @@ class Learner(LearnedNetwork):
         """`rate` gives the learning rate of a step of the loop, however many updates are made in it; `step` says which
         step it is (without one: as many as there were updates). `rounding_scale` multiplies the gradients during the
         backward pass and is divided out again: only their rounding changes."""
-        super().__init__(name, parallel, world, mixed_precision, choices or Choices())
-        self.updates = 0
+        super().__init__(name, parallel, world, mixed_precision, choices or Choices(), step, seed, rounding_scale)
         self.has_updated = False
         """Whether it has made an update in this launch."""
         self.first_step = FirstStepNotes()
         self.kept_weights: list[tuple[str, Any]] = []
         """What keeps other weights of it, which the task's state must have too: what it is, and itself."""
-        self._loop_step, self._rate = step, rate
-        # Listed once: walking over the modules would take as long as the norm of the gradients.
-        self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
+        self._rate = rate
         self._optimizer = LearnerOptimizer(parallel.inner, settings)
-        self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self.skipped_steps = SkippedSteps(world, name, max_bad_steps)
         self.recorder = recorder
-        self._mask_key = share_key(parallel.inner, name, seed)
-        self._batch_norms = BatchNorms(parallel.inner, name, world, (choices or Choices()).fix)
-        rounded = self._compute is not None
-        self.loss_calls = LossCalls(
-            name, parallel, world, self._preparation, self._mask_key, self._batch_norms, rounded
-        )
         self._is_warmed_up = not parallel.needs_warm_up
-        self._rounding_scale = rounding_scale
-        self._ranks = torch.full((), world.dp_size * rounding_scale, device=world.device)
 
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained.
@@ -115,6 +99,8 @@ class Learner(LearnedNetwork):
         `loss(module, batch)` gives, by name, one value for each row. Every rank calls it alike.
         """
         micro_batches = for_update(micro_batches)
+        if self.size_trial is not None:
+            return self._only_try(self.size_trial, micro_batches, lambda rows: self._backward(rows, loss, mix), mix)
         with self._rows_known(micro_batches):
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
@@ -125,18 +111,22 @@ class Learner(LearnedNetwork):
     ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other."""
         micro_batches = for_update(micro_batches)
-        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls)
+        weights = {} if self.has_updated else dict(self._trained)
+        alone = self.size_trial is not None
+        coupled = Coupled(self._parallel, self.world, self._autocast, self.loss_calls, weights, alone)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
             return weigh(self.name, rows, count, micro_batches, trained_terms(self.name, rows, mix))
 
-        def backward() -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        def backward(rows: MicroBatches) -> Gradients:
             with self._preparation.attention():
-                return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
+                return coupled.backward(rows, embed, couple, weighed, self._gradient_scale())
 
+        if self.size_trial is not None:
+            return self._only_try(self.size_trial, micro_batches, backward, mix)
         with self._rows_known(micro_batches):
-            self._begin_update(micro_batches, embed, backward)
-            sums, rows = backward()
+            self._begin_update(micro_batches, embed, partial(backward, micro_batches))
+            sums, rows = backward(micro_batches)
         return self._finish_update(micro_batches, sums, rows, mix)
 
     def _finish_update(
@@ -169,62 +159,25 @@ class Learner(LearnedNetwork):
         self._drop_gradients()  # another learner's loss may have left some
         self._batch_norms.restart()
 
-    def _backward(
-        self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None
-    ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
-        """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
-        all_sums, all_rows = [], []
-        for number, batch in enumerate(micro_batches.batches):
-            self.world.activity.made_progress()
-            last = number == len(micro_batches.batches) - 1
-            with self._parallel.syncing(last), self._preparation.attention():
-                self._parallel.called = False
-                with self._autocast():
-                    rows = self.loss_calls(loss, batch)
-                    trained = trained_terms(self.name, rows, mix)
-                    total, sums = weigh(
-                        self.name, rows, len(batch["live"]), micro_batches, trained, micro_batches.is_filler(number)
-                    )
-                self.loss_calls.require_network()
-                total.backward(self._gradient_scale().to(total.dtype))
-            all_sums.append(sums)
-            all_rows.append(rows)
-        micro_batches.terms.update(all_sums[0])
-        return {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
-
-    def _attempt(self, function: Loss, batch: Batch, mix: Mix | None) -> None:
-        """A pass as in an update, of one micro-batch and without the weights of its terms."""
-        synchronized = not self._parallel.replicated
-        self._drop_gradients()
-        with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
-            self._parallel.called = False
-            rows = self.loss_calls(function, batch)
-            self.loss_calls.require_network()
-            trained = [values for term, values in rows.items() if mix is None or term in mix]
-            sums = [values.float().sum() for values in trained if values.requires_grad]
-            if sums:
-                reduce(add, sums).backward()
+    def _only_try(
+        self,
+        trial: SizeTrial,
+        micro_batches: MicroBatches,
+        backward: Callable[[MicroBatches], Gradients],
+        mix: Mix | None,
+    ) -> Metrics:
+        """In place of an update; the metrics have the names of its own."""
+        sums = self._try_sizes(trial, micro_batches, backward)
+        trained = trained_terms(self.name, sums, mix)
+        if not any(micro_batches.weight(term) for term in trained):
+            return {}
+        zero, rate = torch.zeros((), device=self.world.device), self._rate(self._step_now())
+        return update_metrics(self.name, micro_batches, sums, trained, norm=zero, bad=zero, rate=rate)
 
     @property
-    def rows_together(self) -> int:
-        """How many consecutive rows of the global batch must be in one micro-batch (see batch_norm.py)."""
-        return self._batch_norms.rows or 1
-
-    def _step_now(self) -> int:
-        return self.updates if self._loop_step is None else self._loop_step()
-
-    @contextmanager
-    def _rows_known(self, micro_batches: MicroBatches) -> Iterator[None]:
-        """Around an update: dropout masks are keyed by its step, and by its number within the step; batch norms know
-        how its rows are cut."""
-        masks = self._mask_key.updating(self._step_now()) if self._mask_key else nullcontext()
-        with masks, self._batch_norms.updating(micro_batches):
-            yield
-
-    def _gradient_scale(self) -> Tensor:
-        """The factor of gradients from the start of the backward pass. It makes the mean over ranks a sum; fp16 does
-        that afterwards, so that what overflows does not depend on the number of ranks."""
-        return self._scale.scale * self._rounding_scale if self._scale else self._ranks
+    def memory_to_come(self) -> int:
+        """Bytes of the optimizer's state that are not allocated yet."""
+        return self._optimizer.memory_to_come
 
     def _apply(
         self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], rows: list[Mapping[str, Tensor]], trained: Mix
@@ -265,12 +218,6 @@ class Learner(LearnedNetwork):
         self._drop_gradients()
         self.updates += 1
         return {}
-
-    def _drop_gradients(self) -> None:
-        if self._preparation.cuda_graphs:
-            return zero_gradients([parameter for _, parameter in self._trained])
-        for _, parameter in self._trained:
-            parameter.grad = None
 
     def check_finite(self) -> None:
         """Read whether the last step was bad; raises when too many in a row were. Every rank calls it alike."""

@@ -1,7 +1,7 @@
 """Calls a learner's losses on micro-batches, so that a row's values do not depend on the rows beside it."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor
 
@@ -56,6 +56,15 @@ class LossCalls:
             self._name, self._parallel, self._world, self.padded, loss, batch, rounded=self._rounded
         )
         return rows
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Around calls that are only tried: the first one of the launch is still to come."""
+        before, self._is_checked = self._is_checked, True
+        try:
+            yield
+        finally:
+            self._is_checked = before
 
     def padded(self, function: Loss, batch: Batch, in_update: bool = True) -> Mapping[str, Tensor]:
         """Call a function of the network; where it is compiled, with as many rows as before."""

@@ -155,6 +155,13 @@ class LearnerOptimizer:
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
         return divisor if loss_scale is None else divisor * loss_scale
 
+    @property
+    def memory_to_come(self) -> int:
+        """Bytes of state that the first step makes, where it does: as much as AdamW's, since it is not known."""
+        if not self._settings.optimizer.is_lazy or any(optimizer.state for optimizer in self._optimizers):
+            return 0
+        return 2 * sum(local(trained.parameter).nbytes for trained in self._parameters)
+
     def state_dict(self) -> dict[str, Any]:
         """Moments and step counts; the groups' settings come from the configuration, not from a checkpoint."""
         return self._state.state_dict()

@@ -3,14 +3,19 @@
 Fields made with `free(...)` may change when a run is resumed; all others shape the run's trajectory and are fixed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from samestep.core.config import free, or_mapping
 from samestep.core.config.bounds import Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
 from samestep.core.config.checked import CheckedConfig
 from samestep.world.watchdog.limits import WatchdogConfig
+
+AUTO: Literal["auto"] = "auto"
+"""The batch_size that is measured."""
+UNMEASURED_ROWS = 8
+"""What `batch_size=auto` means where nothing can be measured."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,10 @@ class Config(CheckedConfig):
     seed: int = 0
     """All random numbers of the run follow from it."""
 
-    batch_size: Count = free(8)
+    batch_size: Count | Literal["auto"] = free(8)
     """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation. Given
-    without it, it is that of each device, whatever global_batch_size and accumulation a preset has."""
+    without it, it is that of each device, whatever global_batch_size and accumulation a preset has. auto: with a
+    global_batch_size, the most that fit in memory, measured before a stage's first step and kept for its resumes."""
     accumulation: Count = free(1)
     """Micro-batches per step and device, when global_batch_size is not given."""
     global_batch_size: Count | None = None
@@ -216,10 +222,16 @@ class Config(CheckedConfig):
     watch: WatchdogConfig = field(default_factory=WatchdogConfig)
     """When a run counts as hung, and what else is checked while it runs."""
 
+    @property
+    def rows_at_once(self) -> int:
+        """The batch_size as a number, for what is computed outside of a stage, where auto is not measured."""
+        return UNMEASURED_ROWS if self.batch_size == AUTO else self.batch_size
+
     @staticmethod
-    def left_out_of_preset(given: Collection[str]) -> Collection[str]:
-        """A batch_size that a user gives is that of each device, and not a part of the batch that a preset has."""
-        return ("global_batch_size", "accumulation") if "batch_size" in given else ()
+    def left_out_of_preset(given: Mapping[str, Any]) -> Collection[str]:
+        """A number of rows that a user gives is that of each device, and not a part of the batch that a preset has."""
+        is_number = given.get("batch_size", AUTO) != AUTO
+        return ("global_batch_size", "accumulation") if is_number else ()
 
 
 TRAINING_SETTINGS = (

@@ -11,6 +11,8 @@ DATA = "data"
 """The fingerprints of a stage's data: by purpose, in the order in which the stage makes its feeds."""
 PLAN = "plan"
 """The numbers of a stage."""
+BATCH_SIZE = "batch_size"
+"""The rows of a micro-batch that batch_size=auto became."""
 
 
 def read_fixed(rundir: RunDir) -> dict[str, dict[str, Json]]:
@@ -22,6 +24,8 @@ def read_fixed(rundir: RunDir) -> dict[str, dict[str, Json]]:
                 raise DamagedFile(rundir.first_launch, f"stage {stage!r} has no named values")
             if PLAN in fixed:
                 plan_of(fixed)
+            if type(rows := fixed.get(BATCH_SIZE, 1)) is not int or rows < 1:
+                raise ValueError(f"stage {stage!r} has no number of rows as its batch_size")
             _check_fingerprints(fixed.get(DATA, {}))
     return found
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import UserError
 from samestep.core.json_files import Json
-from samestep.train.record.config import Config
+from samestep.train.record.config import AUTO, Config
 
 logger = logging.getLogger(__name__)
 KINDS = ("constant", "linear", "cosine", "wsd")
@@ -97,8 +97,14 @@ class Plan:
 
 def global_batch(config: Config, dp_size: int) -> int:
     """Rows per step over all data-parallel ranks."""
-    given = config.global_batch_size
-    return config.batch_size * config.accumulation * dp_size if given is None else given
+    if config.global_batch_size is not None:
+        return config.global_batch_size
+    if config.batch_size == AUTO:
+        raise UserError(
+            "batch_size=auto cuts a global batch into micro-batches that fit in memory, and no global batch is given; "
+            "add global_batch_size=N, the rows of a step over all devices, or give batch_size a number"
+        )
+    return config.batch_size * config.accumulation * dp_size
 
 
 def _steps(config: Config, steps_per_epoch: int) -> int:

@@ -2,6 +2,7 @@
 
 import torch
 
+from samestep.data.streams.source import ENDLESS
 from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe
 from samestep.train.learner.learner import Learner
@@ -49,12 +50,13 @@ def _planned(bench: Bench, plan: Plan) -> dict[str, str]:
     batch, micro_batch = bench.stage_plan.global_batch, bench.config.batch_size
     per_rank = -(-batch // bench.world.dp_size)
     micro_batches = -(-per_rank // micro_batch)
-    accumulated = f" ({micro_batches} micro-batches of at most {micro_batch})" if micro_batches > 1 else ""
+    notes = [f"{micro_batches} micro-batches of at most {micro_batch}"] if micro_batches > 1 else []
+    notes += [bench.stage_plan.batch_size_note] if bench.stage_plan.batch_size_note else []
     all_rows = f" (every step takes all {plan.samples} rows)" if batch > plan.samples else ""
     return {
-        "batch size per GPU": f"{per_rank}{accumulated}",
+        "batch size per GPU": f"{per_rank} ({'; '.join(notes)})" if notes else str(per_rank),
         "total batch size": f"{batch}{all_rows}",
-        "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
+        **({"steps": f"{plan.steps:,}"} if plan.samples == ENDLESS else {"epochs": _epochs(plan)}),
     }
 
 
@@ -78,12 +80,20 @@ def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[
     return lines
 
 
+def _epochs(plan: Plan) -> str:
+    return f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)"
+
+
 def _devices(world: World, wanted: str) -> str:
     if world.device.type == "cpu":
         why = f"; {reason}" if (reason := why_no_gpu(wanted)) else ""
         return f"0 ({world.size} {'process' if world.size == 1 else 'processes'} on the CPU{why})"
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
-    return f"{world.size} ({name})"
+    return f"{world.size} ({device_name(world)})"
+
+
+def device_name(world: World) -> str:
+    """What this rank computes on, as people call it."""
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
 
 
 def _precision(distributed: Distributed) -> str:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from samestep.core import launch_env
 from samestep.core.config import build, dump
 from samestep.core.disk_space import describe_full_disk, is_disk_full, no_space
@@ -39,6 +37,7 @@ from samestep.core.status import set_stopped
 from samestep.core.stop_signals import heeded
 from samestep.data.worker_queue import lost_worker
 from samestep.train.api.loop import Outcome
+from samestep.train.api.named_code import require_own_code
 from samestep.train.api.recipe_registry import find_recipe
 from samestep.train.record.run_status import write_exit_report
 from samestep.train.record.stop import StoppedEarly
@@ -46,17 +45,9 @@ from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, StartArguments, require_same_start
 from samestep.world.failures import PeerFailed
 from samestep.world.frames import DifferentMessages
+from samestep.world.memory import is_out_of_memory
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World
-
-_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that a device or the machine has no memory left; there are many such errors."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY_MESSAGES)
 
 
 def memory_sentence(error: BaseException, batch_size: int) -> str:
@@ -98,7 +89,7 @@ def enter(read_start: Callable[[], StartArguments]) -> int:
             require_open_files(PER_RANK * (world.size - 1), f"a run of {world.size} ranks")
             config, notes = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        session = Session(start.name, start.recipe, config, world, notes)
+        session = Session(start.name, start.recipe, config, world, notes, start.command)
         outcome = session.train()
         _ignore_signals()
         world.leave()
@@ -143,7 +134,10 @@ def _config_of_rank_0(start: StartArguments, world: World) -> Configured:
     require_same_start(world, start.name, start.settings)
     made = start.config() if world.is_main else None
     data = world.share_through_store("settings", dump(made.config) if made else None)
-    return made or Configured(build(start.recipe.config, data))
+    if made is None:
+        made = Configured(build(start.recipe.config, data))
+        require_own_code(start.recipe, made.config, start.settings, Path(made.config.out))
+    return made
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:
@@ -307,7 +301,7 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         problem = f"out of memory ({type(error).__name__}: {error})"
         advice = f"stage {stage!r} has a batch_size of its own: make it smaller in the stage's config, and resume"
     else:
-        size, global_batch = session.config.batch_size, session.config.global_batch_size
+        size, global_batch = session.batch_size, session.config.global_batch_size
         problem, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
         text = f"with batch_size {size // 2}; the global batch stays {global_batch}"
         retry = {"retry_batch_size": size // 2, "retry_text": text} if size > 1 else {}

@@ -79,7 +79,7 @@ def assemble_hooks(
 ) -> Hooks:
     stage, bench, progress = ready.stage, ready.bench, ready.loop.progress
     config = bench.config  # the stage's own
-    speeds = RankSpeeds(bench, progress, context.events.event)
+    event = context.events.event
     log = LogMetrics(
         ready.loop.row_metrics,
         sinks,
@@ -88,13 +88,13 @@ def assemble_hooks(
         config.log.every,
         stage.unit,
         ready.task.length,
-        speeds,
+        RankSpeeds(bench, progress, event),
         stage.name,
         stage.shown,
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
-    validate = Validate(stage, ready.task, log, context.screen, progress, context.world, config)
+    validate = Validate(stage, ready.task, log, context.screen, progress, context.world, config, event)
     about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
     if bench.frozen_networks.hashes:
         about["frozen"] = bench.frozen_networks.hashes

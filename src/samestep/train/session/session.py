@@ -23,9 +23,11 @@ from samestep.core.native_output import send_native_output_to
 from samestep.core.rundir import RunDir
 from samestep.data.records.downloads import download_datasets
 from samestep.train.api.loop import Outcome
+from samestep.train.api.named_code import named_functions
 from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.api.trusted_recipes import remember_recipe
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import AUTO
 from samestep.train.record.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
 from samestep.train.record.run_record import (
     CodeChanges,
@@ -37,6 +39,7 @@ from samestep.train.record.run_record import (
 )
 from samestep.train.record.run_status import RunEvents
 from samestep.train.record.stop import Stop
+from samestep.train.session.banner import device_name
 from samestep.train.session.context import SessionContext
 from samestep.train.session.end_summary import end_summary
 from samestep.train.session.recipe_code import recipe_code
@@ -54,9 +57,17 @@ logger = logging.getLogger(__name__)
 class Session:
     """One launch of a recipe."""
 
-    def __init__(self, name: str, recipe: Recipe, config: Any, world: World, notes: Sequence[str] = ()) -> None:
-        """`notes` are sentences about the settings, for rank 0 to show."""
-        self.config, self._notes = config, notes
+    def __init__(
+        self,
+        name: str,
+        recipe: Recipe,
+        config: Any,
+        world: World,
+        notes: Sequence[str] = (),
+        command: Sequence[str] = (),
+    ) -> None:
+        """`notes` are sentences about the settings, for rank 0 to show; `command` is recorded."""
+        self.config, self._notes, self._command = config, notes, command
         self.rundir: RunDir | None = None
         """None until it is open."""
         self._name, self._recipe, self._world = name, recipe, world
@@ -86,7 +97,8 @@ class Session:
             if self.config.watch.enabled:
                 stack.enter_context(Watchdog(self._world, rundir, self.config.watch))
             events = RunEvents(rundir, self._world.is_main)
-            events.event("launch", world=self._world.size, device=str(self._world.device))
+            about = {"world": self._world.size, "device": device_name(self._world), "host": self._world.host}
+            events.event("launch", **about, command=list(self._command))
             self._report_code_changes(events)
             for note in self._notes:
                 logger.warning("%s", note)
@@ -181,8 +193,10 @@ class Session:
         shared = None
         if self._world.rank_info.local_rank == 0:
             remember_recipe(self._name)
+            for _, module, function in named_functions(self._recipe, self.config):
+                remember_recipe(module, function)
         if self._world.is_main:
-            self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
+            self._code, precision = self._source_files(), auto_precision(self.config, self._world)
             stages, version = self._recipe.length_configs, self._recipe.version
             opened = open_run(
                 self._name, self.config, self._world.dp_size, launches, self._code, precision, stages, version
@@ -204,6 +218,15 @@ class Session:
         send_native_output_to(rundir.log(self._world.rank))
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
+
+    def _source_files(self) -> dict[str, str]:
+        """The hashes of the files of the recipe, and of the code that settings name, by file name."""
+        code = recipe_code(self._name)
+        for setting, module, _ in named_functions(self._recipe, self.config):
+            for file, found in recipe_code(module).items():
+                is_other = code.get(file, found) != found  # a file of the recipe has the same name
+                code[f"{setting}: {file}" if is_other else file] = found
+        return code
 
     def _discard(
         self, rundir: RunDir, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -244,11 +267,21 @@ class Session:
 
     def own_batch_size(self) -> str:
         """The name of the stage that runs now, if its micro-batches do not follow the run's batch_size; else empty."""
-        stage, doubled = self._running, replace(self.config, batch_size=2 * self.config.batch_size)
+        stage, config = self._running, self.config
         if stage is None or stage.config is None:
             return ""
-        follows = stage_config(stage, doubled).batch_size > stage_config(stage, self.config).batch_size
+        if config.batch_size == AUTO:
+            return "" if stage_config(stage, config).batch_size == AUTO else stage.name
+        doubled = replace(config, batch_size=2 * config.batch_size)
+        follows = stage_config(stage, doubled).batch_size > stage_config(stage, config).batch_size
         return "" if follows else stage.name
+
+    @property
+    def batch_size(self) -> int:
+        """The rows of a micro-batch of the stage that runs now."""
+        benches = self._context.benches if self._context else []
+        rows: int = (benches[-1] if benches else self).config.rows_at_once
+        return rows
 
     @property
     def is_planned(self) -> bool:

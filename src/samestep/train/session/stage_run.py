@@ -23,9 +23,11 @@ from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
+from samestep.train.session.batch_size import StageBatchSize
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
+from samestep.train.session.missing_file import missing_file
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
@@ -42,6 +44,7 @@ class StageRun:
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
+        self._batch_size = StageBatchSize(context, stage.name)
         self.has_stepped = False
         """Whether this launch has done a step of it."""
 
@@ -51,10 +54,13 @@ class StageRun:
         setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
         with self._context.stop.setting_up(), setting_up, refusing_full_disk(self._rundir.path):
             ready = self.set_up()
+            self._config = self._batch_size.measured(ready)
         first = self._progress.step
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
         self._status(ready, "running")
+        about = {"stage": self._stage.name, "step": first, "steps": ready.task.length, "unit": self._stage.unit}
+        self._context.events.event("stage", **about)
         sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
         try:
             ready.store.require_space(ready.state)
@@ -76,6 +82,7 @@ class StageRun:
         """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
         set_precision(self._config, self._world)
+        self._config = self._batch_size.known(self._config)
         store = self._store()
         found = self._find_checkpoint(store)
         loop = LoopState.new(self._progress, self._world, self._config.seed)
@@ -84,7 +91,7 @@ class StageRun:
             task, hooks = self._build(bench)
         loop.random.seed_this_rank()
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
-        own_state = {**artifacts, **loop.parts()}
+        own_state = {**artifacts, **bench.feeds.places(), **loop.parts()}
         recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
         if _trains(bench):  # a stage that only computes may do so with a learner's network
             refuse_unsaved(self._stage.name, bench.learners, recipe_state)
@@ -98,7 +105,12 @@ class StageRun:
 
     def _build(self, bench: Bench) -> tuple[Task, Sequence[Hook]]:
         """The task and the hooks that the recipe makes, checked."""
-        task: Task = self._stage.build(bench)
+        try:
+            task: Task = self._stage.build(bench)
+        except FileNotFoundError as error:
+            if (sentence := missing_file(error, self._config)) is None:
+                raise
+            raise sentence from error
         check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
@@ -150,6 +162,7 @@ class StageRun:
             progress=self._progress,
             stop=self._context.stop,
         )
+        bench.stage_plan.batch_size_note = self._batch_size.note
         self._context.benches.append(bench)
         return bench
 
@@ -264,14 +277,7 @@ class StageRun:
         if self._world.is_main:
             code = self._context.code if ready.code else None
             record = done_record(self._progress.step, self._config, code)
-            write_json(self._rundir.done(self._stage.name), {**record, **self._early_end(ready)})
-
-    def _early_end(self, ready: ReadyStage) -> dict[str, Json]:
-        """What done.json also holds of a stage that stopped early."""
-        improvement = self._progress.improvement
-        if self._progress.step >= ready.task.length:
-            return {}
-        return {"stopped_early": improvement.describe(), "waited": improvement.waited}
+            write_json(self._rundir.done(self._stage.name), {**record, **_early_end(ready)})
 
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}
@@ -280,3 +286,11 @@ class StageRun:
 
 def _trains(bench: Bench) -> bool:
     return bench.known_plan is not None and bool(bench.learners)
+
+
+def _early_end(ready: ReadyStage) -> dict[str, Json]:
+    """What done.json also holds of a stage that stopped early."""
+    improvement = ready.loop.progress.improvement
+    if ready.loop.progress.step >= ready.task.length:
+        return {}
+    return {"stopped_early": improvement.describe(), "waited": improvement.waited}

@@ -29,6 +29,8 @@ class StartArguments:
     """The settings as they were given, which must be the same on all ranks."""
     config: Callable[[], "Configured"]
     """Makes the configuration. Rank 0 calls it for all: it may read files that only rank 0 sees."""
+    command: Sequence[str] = ()
+    """What followed `samestep train`, without the options of a launcher; empty where another program made it."""
 
 
 class Configured(NamedTuple):

@@ -7,17 +7,14 @@ a metric. If one batch is not enough, such as for a metric that needs rows of tw
 
 import logging
 import math
-from contextlib import ExitStack
 from functools import partial
-
-import torch
 
 from samestep.train.api.recipe import no_validation
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.progress import Tick
 from samestep.train.session.context import ReadyStage
+from samestep.train.session.dry_run import dry_run
 from samestep.train.session.hooks.validation import check_validated
-from samestep.train.session.unchanged import unchanged
 
 logger = logging.getLogger(__name__)
 _ROUNDING = 1e-6
@@ -50,18 +47,9 @@ def _attempt(
         check_validated(ready.stage, found, bench.config)
         return found
 
-    with ExitStack() as stack:
-        stack.enter_context(bench.world.activity.doing("validate"))
-        stack.enter_context(unchanged([ready.task, *ready.hooks], ready.recipe_state.values(), ready.loop.random))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for learner in bench.learners:
-            stack.enter_context(learner.uncompiled())
-        if ready.recorder:
-            stack.enter_context(ready.recorder.silent())
+    with bench.world.activity.doing("validate"), dry_run(ready) as stack:
         for feed in bench.feeds.made if cut else ():
             stack.enter_context(feed.cut(filler=filler))
-        sinks, bench.sinks = bench.sinks, ()
-        stack.callback(setattr, bench, "sinks", sinks)
         found, failure = bench.world.try_together("validation", validate)
     return found or {}, failure
 

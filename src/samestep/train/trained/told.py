@@ -53,14 +53,16 @@ def told(value: Any) -> Any:
     if isinstance(value, str):
         return told_text(value)
     if isinstance(value, Mapping):
-        kept = {told_text(str(name)): told(inner) for name, inner in value.items() if not _is_secret(str(name), inner)}
+        kept = {
+            told_text(str(name)): told(inner) for name, inner in value.items() if not hides_secret(str(name), inner)
+        }
         return {name: inner for name, inner in kept.items() if name is not None}
     if isinstance(value, list | tuple):
         return [kept for kept in map(told, value) if kept is not None]
     return value
 
 
-def _is_secret(name: str, value: Any) -> bool:
+def hides_secret(name: str, value: Any) -> bool:
     """Whether a setting holds a secret, by its name or because it may not be told."""
     if value is None:
         return False

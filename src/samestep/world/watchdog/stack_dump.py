@@ -124,11 +124,16 @@ def is_debugged(thread: int) -> bool:
 
 def memory_use() -> dict[str, int]:
     """Bytes that this rank holds, and that the host has left; empty on systems without /proc."""
+    held = process_memory()
+    return {"memory": held, "free": host_memory()[1]} if held else {}
+
+
+def process_memory() -> int:
+    """Bytes of memory that this process holds; 0 on systems without /proc."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return {}
-    return {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "free": host_memory()[1]}
+        return 0
 
 
 def host_memory() -> tuple[int, int]:

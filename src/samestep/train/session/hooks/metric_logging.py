@@ -123,7 +123,7 @@ class LogMetrics:
             sink.flush()
 
     def _start_row(self, tick: Tick) -> _Row:
-        pending = self.accumulator.read_async(self.speeds.rank_times())
+        pending = self.accumulator.read_async(self.speeds.of_this_rank())
         now, done = time.monotonic(), tick.step + 1  # only now: a GPU has done its steps once its sums are read
         seconds, steps = max(now - self._since - self.progress.paused_seconds, 1e-9), done - self._before
         self._since, self._before = now, done

@@ -1,9 +1,9 @@
 """How fast each rank is, and which one the others wait for.
 
 With every row of metrics come three times of each rank, in seconds per step: the whole step, its part in getting data,
-and its part in waiting for the others' gradients. Steps take equally long on all ranks, so a slow rank shows in its own
-work: the step without the waiting. Under fsdp, and in a stage without a learner, waits are not measured and no rank is
-named.
+and its part in waiting for the others' gradients; and the memory that it holds. Steps take equally long on all ranks,
+so a slow rank shows in its own work: the step without the waiting. Under fsdp, and in a stage without a learner, waits
+are not measured and no rank is named.
 """
 
 import time
@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 
+import torch
+
 from samestep.core.json_files import JsonLines
 from samestep.train.api.bench import Bench
 from samestep.train.record.progress import Progress
+from samestep.world.watchdog.stack_dump import process_memory
 
 RATIO, MIN_SECONDS = 1.3, 0.002
 """A slow rank works this many times as long as the median, and at least this many seconds longer."""
@@ -77,13 +80,16 @@ class RankSpeeds:
         self._joined: list[tuple[int, Sequence[Sequence[float]]]] = []
         self._since, self._before = time.monotonic(), self._totals()
 
-    def rank_times(self) -> list[float]:
-        """The times of this rank since the last row, in seconds per step: all, data, waiting."""
+    def of_this_rank(self) -> list[float]:
+        """The times of this rank since the last row, in seconds per step: all, data, waiting. And bytes of memory: of
+        its GPU, or of its process."""
         now, totals = time.monotonic(), self._totals()
         spent = now - self._since - self._progress.paused_seconds
         steps, data, waited = (new - old for new, old in zip(totals, self._before))
         self._since, self._before = now, totals
-        return [seconds / max(steps, 1) for seconds in (spent, data, waited)]
+        is_gpu = self._bench.world.device.type == "cuda"
+        held = torch.cuda.memory_reserved(self._bench.world.device) if is_gpu else process_memory()
+        return [*(seconds / max(steps, 1) for seconds in (spent, data, waited)), float(held)]
 
     def add_row(self, times: Sequence[Sequence[float]], step: int, steps: int) -> None:
         """Take the times of all ranks for a row of `steps` steps that ended with `step`."""
@@ -105,10 +111,12 @@ class RankSpeeds:
         return bool(waits) and None not in waits
 
     def _write(self, times: Sequence[Sequence[float]], step: int) -> None:
-        spent, data, waited = ([round(seconds, 6) for seconds in column] for column in zip(*times))
+        *seconds, memory = zip(*times)
+        spent, data, waited = ([round(each, 6) for each in column] for column in seconds)
         row = {"time": time.time(), "stage": self._bench.stage, "step": step}
         shown = waited if self._measured else None
-        self._file.append({**row, "step_seconds": spent, "data_seconds": data, "wait_seconds": shown})
+        held = {"memory": [int(each) for each in memory]}
+        self._file.append({**row, "step_seconds": spent, "data_seconds": data, "wait_seconds": shown, **held})
 
     def _detect(self) -> None:
         """Name slow ranks in the rows since the last time, if those are long enough not to be chance."""
@@ -118,8 +126,8 @@ class RankSpeeds:
         work, data = [], []
         for rank in range(self._bench.world.size):
             rows = [(steps, times[rank]) for steps, times in self._joined]
-            work.append(sum(steps * (step - waited) for steps, (step, _, waited) in rows) / total)
-            data.append(sum(steps * data for steps, (_, data, _) in rows) / total)
+            work.append(sum(steps * (step - waited) for steps, (step, _, waited, _) in rows) / total)
+            data.append(sum(steps * data for steps, (_, data, _, _) in rows) / total)
         self._joined = []
         for slow in self._detector.add_row(work, data):
             self._report(slow)

@@ -48,6 +48,8 @@ class Validate:
     world: World
     config: Config
     """The stage's own."""
+    event: Callable[..., None] = lambda kind, **details: None
+    """Records an event of the run: its kind and its details."""
     save_state: Callable[[], None] = lambda: None
     """Saves the state before a failure is raised."""
     improved: bool = False
@@ -81,7 +83,7 @@ class Validate:
         if not self.values:
             return
         self.log.record(tick.step + 1, tick.epoch, self.values)
-        self.improved = self._keep_best()
+        self.improved = self._keep_best(tick)
         if not tick.last_of_epoch:  # else the line of the epoch has it
             self.screen.print(f"step {tick.step + 1}  {self.summary()}")
         if counts and self.stage.best is not None:
@@ -131,7 +133,7 @@ class Validate:
         left = len(self.values) - SHOWN
         return format_metrics(dict(islice(self.values.items(), SHOWN))) + (f"  and {left} more" if left > 0 else "")
 
-    def _keep_best(self) -> bool:
+    def _keep_best(self, tick: Tick) -> bool:
         """The metrics are equal on all ranks, so all ranks decide alike."""
         if self.stage.best is None:
             return False
@@ -140,6 +142,7 @@ class Validate:
         improved = math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
+            self.event("best", stage=self.stage.name, step=tick.step + 1, metric=name, mode=mode, value=value)
         return improved
 
 

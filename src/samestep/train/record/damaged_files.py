@@ -8,6 +8,8 @@ from samestep.core.json_files import DamagedFile, Json, parse_json, read_object
 
 _TAIL = 1 << 17
 """Bytes that are read at the end of a log or of the metrics."""
+_LAST_ROWS = 1 << 14
+"""Bytes at the end of a file of rows that hold the last one."""
 _LATEST = 1e11
 """Times in seconds since 1970 are smaller, and so are all other numbers of interest except for those of bytes."""
 
@@ -61,27 +63,42 @@ class Reader:
 
     def lines(self, path: Path) -> Sequence[str]:
         """The last lines of a file; the first of them may be cut."""
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                return file.read().decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self.add(path, f"it cannot be read ({error.strerror})")
-            return []
+        return self._text(path, _TAIL).splitlines()
 
-    def rows(self, path: Path, types: Types) -> Iterator[dict[str, Json]]:
-        """The last rows of a file of JSON lines; its first line may be cut, and the last one may be being written."""
-        lines = self.lines(path)
+    def rows(self, path: Path, types: Types, most: int | None = _TAIL) -> Iterator[dict[str, Json]]:
+        """The rows in the last `most` bytes of a file of JSON lines, all without it. The first line may be cut, and the
+        last one may be being written."""
+        lines = self._text(path, most).split("\n")  # other line ends may stand inside a text
         for number, line in enumerate(lines):
             try:
                 row = parse_json(line)
             except ValueError:
-                if 0 < number < len(lines) - 1:
+                if 0 < number < len(lines) - 1 or (number == 0 and most is None and len(lines) > 1):
                     self.add(path, "lines in it are not JSON")
                 continue
             yield self.typed(path, row, types)
+
+    def last_row(self, path: Path, types: Types) -> dict[str, Json]:
+        """The last whole row of a file of JSON lines; empty where there is none."""
+        for line in reversed(self._text(path, _LAST_ROWS).split("\n")):
+            try:
+                return self.typed(path, parse_json(line), types)
+            except ValueError:  # being written, or cut
+                continue
+        return {}
+
+    def _text(self, path: Path, most: int | None) -> str:
+        """The last `most` bytes of a file, all without it; empty where there is none."""
+        try:
+            with open(path, "rb") as file:
+                if most is not None:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            self.add(path, f"it cannot be read ({error.strerror})")
+            return ""
 
     def add(self, path: Path, why: str) -> None:
         """Note what is wrong with a file; the first thing counts."""

@@ -1,0 +1,361 @@
+"""Does a generator that learned against a judge write better than the supervised one it began as? One seed a call.
+
+    python benchmarks/results/make_passages.py debs passages.jsonl.gz
+    python benchmarks/results/gan.py --passages passages.jsonl.gz --model SmolLM2-135M-Instruct --out gan-0 --seed 0
+
+What it does, within --minutes: SmolLM2 learns people's texts (stage `mle`: the supervised generator), then against a
+judge (stage `gan`: the adversarial one). Both continue passages that neither saw. For each of them the temperature that
+is best on the validation part is taken: by a judge that trained with neither, on texts of all temperatures. Then a new
+judge of that kind learns texts at these two temperatures, and compares them on the test part, which is used once.
+Beside it stands a control: the supervised generator against itself, with other noise, whose interval must contain 0.5.
+Every text is written with noise of its own: with the same noise two generators that hardly differ write copies, and a
+comparison of them is one of rounding errors. `result.json` in the folder has everything. Further arguments are settings
+of the recipe (`objective.kl_coef=0.05`).
+"""
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from independent_judge import IndependentJudge, Texts, bootstrap, win_shares
+
+import samestep
+from samestep import CausalConfig, World, open_language_model
+from samestep.core.rundir import RunDir
+from samestep.models.log_probs import completion_log_probs
+from samestep.recipes.gan.data import Domain
+from samestep.recipes.gan.evaluation import text_metrics
+
+HERE = Path(__file__).resolve().parent
+TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
+SAMPLES = 2
+"""Texts of each generator for each prompt of the test."""
+TRAINING: dict[str, Any] = {
+    "writing.max_new_tokens": 64,
+    "judging.max_tokens": 64,
+    "judging.max_prompt_tokens": 96,
+    "mle_epochs": 2,
+    "mle_learning_rate": 5e-5,
+    "objective.kind": "grpo",
+    "objective.group_size": 8,
+    "objective.kl_coef": 0.03,
+    "objective.entropy_coef": 0.0,
+    "reward": "log_odds",
+    "learning_rate": 3e-6,
+    "judge_learning_rate": 2e-5,
+    "judge_every": 4,
+    "generator_pauses_below": 0.7,
+    "judge_pauses_above": 0.8,
+    "replay.keep": 2,
+    "replay.every": 40,
+    "replay.share": 0.25,
+    "schedule": "constant",
+    "warmup_steps": 10,
+    "weight_decay": 0.0,
+    "global_batch_size": 32,
+    "batch_size": 8,
+    "data.validation_fraction": 0.05,
+    "validate_every": 100,
+    "benchmark.size": 64,
+    "checkpoint.every_steps": 0,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.keep_last": 1,
+    "checkpoint.background": False,
+    "compile": False,
+    "log.every": 4,
+    "log.tensorboard": False,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained and judged."""
+
+    train: int
+    judge: int
+    validation: int
+    test: int
+    steps: int
+    reserve: float
+    """Minutes that are kept for the comparison."""
+
+
+SIZES = {
+    "full": Size(8000, 2400, 400, 1000, 400, 3.0),
+    "smoke": Size(640, 256, 64, 96, 12, 1.0),
+    "tiny": Size(64, 48, 16, 24, 3, 0.5),
+}
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A prompt, and what a person wrote next."""
+
+    prompt: str
+    human: str
+    row: dict[str, str]
+
+    @property
+    def document(self) -> str:
+        return self.row["document"]
+
+
+def read_parts(file: Path, domain: Domain, size: Size, seed: int) -> dict[str, list[Passage]]:
+    """Passages by part, as many as are wanted, chosen by the seed; those of the test are always the same."""
+    parts: dict[str, list[Passage]] = {}
+    with gzip.open(file, "rt") as lines:
+        for row in map(json.loads, lines):
+            parts.setdefault(row["part"], []).append(Passage(domain.prompt(row), row[domain.human_field], row))
+    chosen = {}
+    for number, (name, passages) in enumerate(sorted(parts.items())):
+        order = np.random.default_rng(1000 * number + (0 if name == "test" else seed)).permutation(len(passages))
+        chosen[name] = [passages[i] for i in order[: getattr(size, name)]]
+    return chosen
+
+
+def train(args: argparse.Namespace, size: Size, began: float, until: str | None) -> None:
+    """One launch of the run, up to a stage or to the end, with what is left of the time."""
+    left = 60 * (args.minutes - size.reserve) - (time.time() - began)
+    settings = {**TRAINING, "max_steps": size.steps, "seed": args.seed, "max_time": f"{max(20, int(left))}s"}
+    settings |= {
+        "model_name": args.out / "model",
+        "data.path": args.out / "train.jsonl",
+        "out": args.out,
+        "name": "run",
+    }
+    if until:
+        settings["until"] = until
+    words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
+    command = [sys.executable, "-m", "samestep", "train", str(HERE / "continuations.py"), *words, *args.settings]
+    done = subprocess.run(command).returncode
+    if done not in (0, 75):  # 75: stopped by max_time
+        sys.exit(f"training ended with {done}; see {args.out}/run")
+
+
+class Writer:
+    """A trained generator."""
+
+    def __init__(self, run: Path, stage: str) -> None:
+        recipe = str(HERE / "continuations.py")
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        which = "best" if stage == "mle" else "last"
+        self._model = samestep.load(run, which, "generator", self._device, stage=stage, recipe=recipe)
+        self.limit: int = self._model.config.writing.max_new_tokens
+
+    def __call__(self, passages: Sequence[Passage], temperature: float, noise: int, samples: int = 1) -> list[str]:
+        """The texts, `samples` for each prompt after each other. The noise is keyed by `noise` and a prompt's place."""
+        options = {"temperature": temperature, "samples": samples, "seed": noise, "batch_size": 256}
+        return self._model.generate([passage.prompt for passage in passages], **options)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def nats(self, passages: Sequence[Passage], folder: Path, rows: int = 64) -> float:
+        """Nats for a token of what people wrote, up to the limit."""
+        player = open_language_model(str(folder), World.single(self._device), shape=CausalConfig())
+        network, total, count = self._model.network, 0.0, 0
+        for start in range(0, len(passages), rows):
+            some = passages[start : start + rows]
+            prompt = padded([player.prompt(each.prompt) for each in some], player.pad, self._device)
+            human = padded([player.encode(each.human)[: self.limit] for each in some], player.pad, self._device)
+            found = completion_log_probs(network, *prompt, *human).log_probs
+            total -= torch.where(human[1], found, 0.0).sum().item()
+            count += int(human[1].sum())
+        return total / count
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens padded in front, and where there is one."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return tokens, torch.arange(width, device=device) >= width - lengths[:, None]
+
+
+class Comparison:
+    """Both generators beside people, on passages that neither saw."""
+
+    def __init__(self, args: argparse.Namespace, parts: dict[str, list[Passage]], result: dict[str, Any]) -> None:
+        self._args, self._parts, self.result = args, parts, result
+        run = args.out / "run"
+        self._writers = {"supervised": Writer(run, "mle"), "adversarial": Writer(run, "gan")}
+        self._noise = itertools.count(100_000 * args.seed)
+        self._limit = self._writers["supervised"].limit
+        player = open_language_model(str(args.out / "model"), World.single("cpu"), shape=CausalConfig())
+        self._cut = lambda text: player.decode(player.encode(text)[: self._limit])
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def run(self) -> None:
+        """All of it; what is known is in the result after each step."""
+        self._curves()
+        chosen = self._choose()
+        self._say(f"temperatures {chosen}")
+        self._test(chosen)
+
+    def _people(self, part: str, samples: int = 1) -> Texts:
+        return [(each.prompt, self._cut(each.human)) for each in self._parts[part] for _ in range(samples)]
+
+    def _texts(self, who: str, part: str, temperature: float, samples: int = 1) -> Texts:
+        passages = self._parts[part]
+        written = self._writers[who](passages, temperature, next(self._noise), samples)
+        prompts = [each.prompt for each in passages for _ in range(samples)]
+        return list(zip(prompts, written, strict=True))
+
+    def _judge(self, groups: Sequence[Texts], number: int) -> IndependentJudge:
+        judge = IndependentJudge(self._args.out / "model", self._device, self._limit, 10 * self._args.seed + number)
+        self.result.setdefault("judge_told", []).append(judge.train(groups))
+        return judge
+
+    def _curves(self) -> None:
+        """Quality and diversity by temperature, on validation, by a judge of texts of all temperatures."""
+        mixed = []
+        for who in self._writers:
+            mixed.append(self._mixed(who))
+            self._say(f"{who}: texts for the judge of the validation part")
+        judge = self._judge([self._people("judge"), *mixed], 1)
+        points = [(who, temperature) for who in self._writers for temperature in TEMPERATURES]
+        groups = [self._texts(who, "validation", temperature) for who, temperature in points]
+        people, *scores = judge.scores([self._people("validation"), *groups])
+        curves: dict[str, list[dict[str, float]]] = {}
+        for (who, temperature), texts, own in zip(points, groups, scores, strict=True):
+            rate, low, high = bootstrap(win_shares(own[:, None], people[:, None]))
+            found = {"temperature": temperature, "win_rate": rate, "low": low, "high": high}
+            curves.setdefault(who, []).append(
+                {**found, "score": float(own.mean() - people.mean()), **self._variety(texts)}
+            )
+        self.result["validation"] = {"curves": curves, "people": self._variety(self._people("validation"))}
+        self._say("curves are done")
+
+    def _mixed(self, who: str) -> Texts:
+        """A text for each prompt of the judge's part, at all temperatures in turn."""
+        passages = self._parts["judge"]
+        texts = [("", "")] * len(passages)
+        for number, temperature in enumerate(TEMPERATURES):
+            some = passages[number :: len(TEMPERATURES)]
+            prompts = [each.prompt for each in some]
+            written = self._writers[who](some, temperature, next(self._noise))
+            texts[number :: len(TEMPERATURES)] = zip(prompts, written, strict=True)
+        return texts
+
+    def _variety(self, texts: Texts) -> dict[str, float]:
+        found = text_metrics([text for _, text in texts])
+        return {name: found[name] for name in ("distinct_2", "self_bleu", "words")}
+
+    def _choose(self) -> dict[str, float]:
+        """The supervised generator's best temperature, and the other's best among those at which its texts vary as
+        much (within 5%), or else the one that comes nearest to that."""
+        curves = self.result["validation"]["curves"]
+        best = max(curves["supervised"], key=lambda point: point["win_rate"])
+
+        def lack(point: dict[str, float]) -> float:
+            distinct = best["distinct_2"] * 0.95 - point["distinct_2"]
+            return max(0.0, distinct, point["self_bleu"] - best["self_bleu"] * 1.05)
+
+        own = max(curves["adversarial"], key=lambda point: (-lack(point), point["win_rate"]))
+        self.result["chosen"] = {"supervised": best["temperature"], "adversarial": own["temperature"]}
+        return self.result["chosen"]  # type: ignore[no-any-return]
+
+    def _test(self, chosen: dict[str, float]) -> None:
+        """The test: a new judge, and passages that were used for nothing else."""
+        judge = self._judge([self._people("judge"), *(self._texts(who, "judge", t) for who, t in chosen.items())], 2)
+        texts = {who: self._texts(who, "test", t, SAMPLES) for who, t in chosen.items()}
+        texts["control"] = self._texts("supervised", "test", chosen["supervised"], SAMPLES)
+        people, *found = judge.scores([self._people("test"), *texts.values()])
+        scores = {who: own.reshape(-1, SAMPLES) for who, own in zip(texts, found, strict=True)}
+        wins, control = (win_shares(scores[who], scores["supervised"]) for who in ("adversarial", "control"))
+        documents, folder = [each.document for each in self._parts["test"]], self._args.out / "model"
+        self.result["test"] = {
+            "prompts": len(wins),
+            "documents": len(set(documents)),
+            "win_rate": bootstrap(wins),
+            "win_rate_by_document": bootstrap(wins, documents),
+            "control": bootstrap(control),
+            "control_by_document": bootstrap(control, documents),
+            "wins_by_prompt": [round(float(win), 4) for win in wins],
+            "against_people": {who: bootstrap(win_shares(own, people[:, None])) for who, own in scores.items()},
+            "variety": {who: self._variety(own) for who, own in {**texts, "people": self._people("test")}.items()},
+            "nats": {who: writer.nats(self._parts["test"], folder) for who, writer in self._writers.items()},
+        }
+        self.result["samples"] = [
+            {
+                "prompt": each.prompt,
+                "people": self._cut(each.human),
+                **{who: own[2 * i][1] for who, own in texts.items()},
+            }
+            for i, each in enumerate(self._parts["test"][:6])
+        ]
+        self._say("win rate {win_rate}, supervised against itself {control}".format(**self.result["test"]))
+
+    def _say(self, text: str) -> None:
+        self.result["seconds"] = time.time() - self.result["began"]
+        write(self._args.out / "result.json", self.result)
+        print(f"[gan seed {self._args.seed}, {self.result['seconds']:.0f} s] {text}", flush=True)
+
+
+def training_rows(run: Path) -> list[dict[str, Any]]:
+    """The metrics of the adversarial stage."""
+    lines = RunDir(run).metrics.read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row.get("stage") == "gan"]
+
+
+def write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def without_template(model: Path, folder: Path) -> None:
+    """The model with no chat template: it continues a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        if file.name == "tokenizer_config.json":
+            settings = json.loads(file.read_text())
+            settings.pop("chat_template", None)
+            (folder / file.name).write_text(json.dumps(settings))
+        elif file.suffix == ".safetensors":
+            (folder / file.name).unlink(missing_ok=True)
+            os.symlink(file.resolve(), folder / file.name)
+        elif file.is_file() and file.name != "chat_template.jinja":
+            shutil.copy(file, folder / file.name)
+
+
+def main() -> None:
+    """One seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=14)
+    parser.add_argument("--size", choices=SIZES, default="full")
+    parser.add_argument("settings", nargs="*")
+    args = parser.parse_args()
+    from continuations import CONTINUATIONS
+
+    began, size = time.time(), SIZES[args.size]
+    args.out = args.out.resolve()
+    without_template(args.model, args.out / "model")
+    parts = read_parts(args.passages, CONTINUATIONS, size, args.seed)
+    rows = [{name: each.row[name] for name in CONTINUATIONS.columns} for each in parts["train"]]
+    (args.out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result: dict[str, Any] = {"began": began, "seed": args.seed, "size": args.size, "settings": args.settings}
+    result["parts"] = {name: len(passages) for name, passages in parts.items()}
+    result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    for until in ("mle", None):
+        train(args, size, began, until)
+        result[f"seconds_{until or 'gan'}"] = time.time() - began
+    result["training"] = training_rows(args.out / "run")
+    Comparison(args, parts, result).run()
+    (args.out / "done").touch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What runs wrote, as the small JSON files of docs/results: without machine paths, and without what no page shows.
+
+    python benchmarks/results/results_json.py --lens OUT/lens.json --distill OUT/distill.json --mdlm OUT/mdlm.json \\
+        --dpo OUT_0/result.json OUT_1/result.json
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+BY_HAND = ("minutes", "by_log")
+"""What a log says and the script had not written."""
+DIGITS = 5
+"""Significant digits that are kept."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("lens", "distill", "mdlm"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--dpo", type=Path, nargs="*", default=[], help="the results of each seed")
+    options = parser.parse_args()
+    for name in ("lens", "distill", "mdlm"):
+        if path := getattr(options, name):
+            write(name, json.loads(path.read_text()))
+    if options.dpo:
+        write("dpo", {"seeds": [_of_dpo(json.loads(path.read_text())) for path in options.dpo]})
+
+
+def read(name: str) -> dict[str, Any]:
+    """The results of a recipe, or nothing."""
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(name: str, results: dict[str, Any]) -> None:
+    """What a page is made of; what was added by hand stays."""
+    kept = {key: value for key, value in read(name).items() if key in BY_HAND}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**_shown(results), **kept}, indent=1, ensure_ascii=False)
+    numbers = re.sub(r"\[\s+([^\[\]{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    (FOLDER / f"{name}.json").write_text(numbers + "\n")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return re.sub(r"(?<!\S)/\S+/", "", value) if isinstance(value, str) and value.startswith("python ") else value
+
+
+def _of_dpo(result: dict[str, Any]) -> dict[str, Any]:
+    for value in result.values():
+        if isinstance(value, dict):
+            value.pop("losses", None)
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The scripts of `benchmarks/results` in a form of a few steps, and the pages that are made of what they wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.data.pydoc_topics import passages, pydoc_topics
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder among those that modules are imported from."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_page_of_lens_is_made_of_its_json() -> None:
+    from page_lens import lens
+    from results_json import FOLDER, read
+
+    from page_parts import wrapped
+
+    assert wrapped(lens(read("lens"))) == (FOLDER / "lens.md").read_text(), "run benchmarks/results/render.py"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_results_have_no_machine_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import results_json
+
+    monkeypatch.setattr(results_json, "FOLDER", tmp_path)
+    (tmp_path / "mdlm.json").write_text('{"minutes": 3, "old": 1}')
+    results_json.write("mdlm", {"command": "python a.py --docs /home/me/docs.xz --out /home/me/x", "bits": 1.23456789})
+    assert results_json.read("mdlm") == {
+        "command": "python a.py --docs docs.xz --out x",
+        "bits": 1.2346,
+        "minutes": 3,
+    }
+    for path in (ROOT / "docs" / "results").glob("*.json"):
+        text = path.read_text()
+        assert not [place for place in ("/root/", "/home/", "/tmp/") if place in text], path.name
+
+
+@pytest.mark.usefixtures("scripts")
+def test_paragraphs_are_filled_and_tables_and_code_are_not() -> None:
+    from page_parts import table, wrapped
+
+    rows = table(("a", "b"), [("x" * 20, ""), ("1", "2")])
+    page = f"# T\n\nso\nmany words\n\n{rows}\n```sh\none\n\ntwo\n```\n\n- first\n  line\n- second\n"
+    assert wrapped(page) == f"# T\n\nso many words\n\n{rows}\n```sh\none\n\ntwo\n```\n\n- first line\n- second\n"
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation inside Python, as `english_docs.py` writes others."""
+    parts = ("train", "train", "train", "validation", "test")
+    path = tmp_path_factory.mktemp("docs") / "english_docs.jsonl"
+    with path.open("w") as file:
+        for number, (topic, text) in enumerate(pydoc_topics()):
+            body = "\n\n".join(" ".join(passage.split()) for passage in passages(text))
+            record = {"document": topic, "part": parts[number % 5], "text": f"## About {topic}\n\n{body}"}
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def run(script: str, *arguments: Any) -> None:
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments), "--size", "small", "--smoke"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=800, check=False)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+
+
+@pytest.mark.long
+def test_lens_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
+    run("lens.py", "--docs", docs, "--out", tmp_path, "--minutes", 10)
+    found = json.loads((tmp_path / "lens.json").read_text())
+    assert set(found["test"]) == {"warm_start", "encoder", "grpo"} and len(found["explanations"]) == 20
+    assert {"context 8", "tuned lens", "patchscopes", "beyond the context"} <= found["baselines"].keys()
+
+
+@pytest.mark.long
+def test_mdlm_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
+    run("mdlm.py", "--docs", docs, "--out", tmp_path, "--minutes", 10)
+    found = json.loads((tmp_path / "mdlm.json").read_text())
+    assert set(found["test"]) == set(found["samples"]) == {"diffusion", "autoregressive"}
+    low, high = found["diffusion_less_autoregressive"]["interval"]
+    assert low < found["diffusion_less_autoregressive"]["mean"] < high
+
+
+@pytest.mark.long
+def test_distill_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
+    run("distill.py", "--docs", docs, "--teacher", random_teacher(tmp_path / "teacher"), "--out", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "distill.json").read_text())
+    assert found["ndcg@10"]["teacher"]["of_teacher"] == 1.0
+    assert {"samestep", found["chosen"]} <= found["ndcg@10"].keys() and "samestep_less_library" in found
+
+
+def random_teacher(folder: Path) -> Path:
+    """A sentence encoder of six small layers with random weights."""
+    from encoder_toys import backbone_folder
+
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    backbone = backbone_folder("bert", folder / "inner", num_hidden_layers=6, max_position_embeddings=160)
+    parts = [modules.Transformer(str(backbone)), modules.Pooling(16)]
+    library.SentenceTransformer(modules=parts).save(str(folder / "whole"))
+    return folder / "whole"
