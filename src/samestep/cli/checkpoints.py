@@ -16,7 +16,7 @@ from samestep.cli.help import asks_for_help
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.json_files import damage_of_file
-from samestep.core.output import print_text
+from samestep.core.output import format_size, print_text
 from samestep.core.pages.tables import Column, Table
 from samestep.core.rundir import RunDir
 from samestep.train.record.run_record import find_run, stage_folders
@@ -79,7 +79,7 @@ def _show(rundir: RunDir, stages: Sequence[Listing], read_all: bool) -> int:
     for stage in stages:
         if read_all:
             stage = replace(stage, found=[_read(found) for found in stage.found])
-        total = _bytes(sum(_size(found) for found in stage.found))
+        total = format_size(sum(_size(found) for found in stage.found))
         print_text(f"stage {stage.folder.name}: {len(stage.found)} checkpoints, {total} in {stage.folder}")
         _table(stage)
         for step in stage.unfinished:
@@ -102,7 +102,9 @@ def _table(stage: Listing) -> None:
     for found in stage.found:
         state = f"damaged: {found.damage}" if found.damage else "intact" if found.verified else "not checked"
         metric = "-" if found.metric is None else f"{found.metric:.6g}"
-        rows.append((str(found.step), _bytes(_size(found)), _age(found), metric, state + roles.get(found.step, "")))
+        rows.append(
+            (str(found.step), format_size(_size(found)), _age(found), metric, state + roles.get(found.step, ""))
+        )
     columns = [Column(name, is_number=True) for name in ("step", "size", "age", stage.metric_name())]
     if rows:
         print_text(indent(Table([*columns, Column("state")], rows).text(), "  "))
@@ -113,14 +115,6 @@ def _size(found: Checkpoint) -> int:
     if found.manifest is not None:
         return sum(record.size for record in found.manifest.files.values())
     return sum(path.stat().st_size for path in found.path.glob("*") if path.is_file())
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def _age(found: Checkpoint) -> str:

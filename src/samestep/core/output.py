@@ -119,6 +119,15 @@ def _is_open(number: int) -> bool:
     return True
 
 
+def format_size(size: float) -> str:
+    """Bytes in the unit that fits, in steps of a thousand: `86.2 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
 def plural(count: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"

@@ -9,6 +9,7 @@ from typing import Any
 from samestep.core.durations import ago
 from samestep.core.errors import UserError
 from samestep.core.near_names import did_you_mean
+from samestep.core.output import format_size
 from samestep.core.pages.tables import Column, Styled, Table
 from samestep.report.run_summary import RunSummary
 
@@ -72,15 +73,7 @@ def _row(run: Mapping[str, Any]) -> list[str]:
     done = "" if run["step"] is None else f"{run['step']:,}" + (f"/{run['steps']:,}" if run["steps"] else "")
     best = "" if run["best"] is None else f"{run['metric']} {run['best']:.5g} at {run['best_step']:,}"
     age = "" if run["age"] is None else ago(run["age"])
-    return [run["name"], run["recipe"], state, done, best, age, _size(run["size"]), run["host"]]
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    return [run["name"], run["recipe"], state, done, best, age, format_size(run["size"]), run["host"]]
 
 
 def _filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
