@@ -26,7 +26,7 @@ def test_the_page_of_lens_is_made_of_its_json() -> None:
     from page_lens import lens
     from results_json import FOLDER, read
 
-    from page_parts import wrapped
+    from written_page import wrapped
 
     assert wrapped(lens(read("lens"))) == (FOLDER / "lens.md").read_text(), "run benchmarks/results/render.py"
 
@@ -50,7 +50,7 @@ def test_results_have_no_machine_paths(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("scripts")
 def test_paragraphs_are_filled_and_tables_and_code_are_not() -> None:
-    from page_parts import table, wrapped
+    from written_page import table, wrapped
 
     rows = table(("a", "b"), [("x" * 20, ""), ("1", "2")])
     page = f"# T\n\nso\nmany words\n\n{rows}\n```sh\none\n\ntwo\n```\n\n- first\n  line\n- second\n"

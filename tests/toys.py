@@ -277,7 +277,7 @@ def _id(case: Case, nproc: int, strategy: str) -> str:
 def _worker(folder: Path, cases: Sequence[Case]) -> None:
     torch.set_default_dtype(torch.float64)
     tempfile.tempdir = str(folder)
-    world = World.join(device="cpu", timeout=60)
+    world = World.join(device="cpu", timeout=200)  # another rank may compile on a busy machine
     declared = [each for case in cases for each in worlds_of(case)]
     for strategy in dict.fromkeys(strategy for nproc, strategy in declared if nproc == world.size):
         for case in [case for case in cases if (world.size, strategy) in worlds_of(case)]:
@@ -287,7 +287,7 @@ def _worker(folder: Path, cases: Sequence[Case]) -> None:
             except BaseException:  # what pytest.raises reports is no Exception
                 error = traceback.format_exc()
             _result_file(folder, case, world.size, strategy, world.rank).write_text(error)
-            if not _all_through(world, case, strategy, patience=5 if error else 100):
+            if not _all_through(world, case, strategy, patience=5 if error else 250):
                 os._exit(1)  # the ranks are out of step: later cases would fail for this reason
     world.leave()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from page_parts import about, between, table
+from written_page import about, between, table
 
 STAGES = {"warm start": "warm_start", "encoder alone": "encoder", "rewards": "grpo"}
 METHODS = (

@@ -12,7 +12,7 @@ import pictures
 from page_lens import lens
 from results_json import FOLDER, read
 
-from page_parts import about, between, part, table, wrapped
+from written_page import about, between, part, table, wrapped
 
 DRAWN = {"lens": pictures.lens, "distill": pictures.distill, "mdlm": pictures.mdlm}
 
