@@ -10,8 +10,8 @@ from samestep.core.durations import format_spent
 from samestep.core.rundir import RunDir
 from samestep.report.run_summary import RunSummary, read_summary
 from samestep.report.series import Curve, RankTimes, read_curves, read_rank_times
-from samestep.report.shown import shown_text
 from samestep.train.record.damaged_files import Reader
+from samestep.train.trained.shown import shown_text
 
 _TROUBLE = ("slow_rank", "save_failed", "ended", "unequal", "stalled")
 _AXIS = ("save", "resume", "launch", *_TROUBLE)
