@@ -62,7 +62,7 @@ def shown_profiles(runs: Sequence[tuple[str, Sequence[ProfiledSteps]]]) -> Itera
 
 def _shown(who: str, profile: ProfiledSteps, *, is_open: bool) -> Html:
     has_device = profile.device != "cpu"
-    columns = [Column("operation"), *(["GPU ms"] if has_device else []), "CPU ms", "calls", "share"]
+    columns: list[Column | str] = [Column("operation"), *(["GPU ms"] if has_device else []), "CPU ms", "calls", "share"]
     rows = [_cells(row, has_device=has_device) for row in profile.rows]
     table = element("div", Table(columns, rows).html("ruled"), kind="scroll")
     where = (who, f"stage {profile.stage}", f"steps {profile.steps}", f"rank {profile.rank}")

@@ -45,6 +45,7 @@ from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
 from samestep.train.learner.optimizers.groups import Group
 from samestep.train.learner.preparation import Choices
+from samestep.train.logging.compile_notice import CompileNotice
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink, image_array
@@ -105,7 +106,8 @@ class Bench:
         self.feeds = StageFeeds(info, self.unit, self.learners)
         self.stage_plan = StagePlan(self.config, self.world.dp_size, self.first_launch, self.progress)
         self.first_weights = FirstWeights(info)
-        self.frozen_networks = FrozenNetworks(info, self.first_weights)
+        self.compile_notice = CompileNotice(self.screen)
+        self.frozen_networks = FrozenNetworks(info, self.first_weights, self.compile_notice.before_compiling)
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the samples of its first training feed: as frozen by the first launch, or now."""
@@ -233,7 +235,12 @@ class Bench:
             seed=config.seed,
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
             choices=Choices.of(
-                config, self.world, self.first_launch, self.stage_plan.steps_left, self.frozen_networks.compile
+                config,
+                self.world,
+                self.first_launch,
+                self.stage_plan.steps_left,
+                self.frozen_networks.compile,
+                self.compile_notice.before_compiling,
             ),
         )
         self.learners.append(learner)

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch.autograd import DeviceType
-
 from samestep.core.json_files import Json
 from samestep.core.pages.tables import Column, Table
 
@@ -24,11 +22,11 @@ def slowest_operations(averages: Iterable[Any], device: str) -> list[dict[str, J
     Time on a device is that of the kernels that an operation started. What no operation started is one row.
     """
     averages = list(averages)
-    kernels = [each for each in averages if each.device_type != DeviceType.CPU and not each.is_user_annotation]
+    kernels = [each for each in averages if each.device_type.name != "CPU" and not each.is_user_annotation]
     rows = [
         _row(each.key, each.count, each.self_cpu_time_total, each.self_device_time_total)
         for each in averages
-        if each.device_type == DeviceType.CPU
+        if each.device_type.name == "CPU"
     ]
     left = sum(each.self_device_time_total for each in kernels) - sum(1e6 * row["device_seconds"] for row in rows)
     if left > 0.5:  # of microseconds, which are rounded
@@ -51,7 +49,7 @@ def printed_operations(rows: Sequence[Mapping[str, Any]], device: str, steps: st
         [row["name"][:_WIDTH], *(f"{1e3 * row[key]:,.2f}" for key in times.values()), f"{row['calls']:,}", _share(row)]
         for row in rows[:SHOWN]
     ]
-    columns = [Column("operation"), *(f"{name} ms" for name in times), "calls", "share"]
+    columns: list[Column | str] = [Column("operation"), *(f"{name} ms" for name in times), "calls", "share"]
     return Table(columns, cells, title=f"the slowest operations of steps {steps}, by time of their own").text()
 
 
