@@ -234,14 +234,7 @@ class Bench:
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
-            choices=Choices.of(
-                config,
-                self.world,
-                self.first_launch,
-                self.stage_plan.steps_left,
-                self.frozen_networks.compile,
-                self.compile_notice.before_compiling,
-            ),
+            choices=_choices(self),
         )
         self.learners.append(learner)
         self.frozen_networks.add_learner(
@@ -317,3 +310,15 @@ class Bench:
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
+
+
+def _choices(bench: Bench) -> Choices:
+    """What is decided before the first update of each learner."""
+    return Choices.of(
+        bench.config,
+        bench.world,
+        bench.first_launch,
+        bench.stage_plan.steps_left,
+        bench.frozen_networks.compile,
+        bench.compile_notice.before_compiling,
+    )
