@@ -72,7 +72,6 @@ def keep(losses: list[float], function: Callable[..., Any], *args: Any, **option
 def test_a_script_of_hf_trainer(nproc: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Trainer
 
-    pytest.importorskip("accelerate")
     model, texts, losses = tmp_path / "model", tmp_path / "texts.txt", list[float]()
     make_model(model)
     texts.write_text("\n\n".join(TEXTS))
@@ -98,7 +97,8 @@ def test_a_script_of_hf_trainer(nproc: int, tmp_path: Path, monkeypatch: pytest.
 )
 def test_a_script_of_accelerate(port: list[str], nproc: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script for Lightning trains the same network, with another schedule."""
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     monkeypatch.chdir(tmp_path)
     losses = list[float]()
     usual = accelerate.Accelerator.backward
@@ -118,19 +118,32 @@ def test_a_script_of_accelerate(port: list[str], nproc: int, tmp_path: Path, mon
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_script_of_lightning(nproc: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lightning")
+    import lightning
+
     monkeypatch.chdir(tmp_path)
+    losses, usual = list[float](), lightning.LightningModule.log
+
+    def log(module: lightning.LightningModule, name: str, value: Tensor, **options: Any) -> None:
+        if name == "loss":
+            losses.append(value.item())
+        usual(module, name, value, **options)
+
+    monkeypatch.setattr(lightning.LightningModule, "log", log)
     shuffle_alike(monkeypatch, rows=90, batch=10)
     before = runpy.run_path(str(SCRIPTS / "lightning_before.py"))
     run = train_port(tmp_path / "runs", "lightning_after", nproc, first_weights(before, tmp_path))
 
+    check_metric(run, "loss", torch.tensor(losses).view(-1, 2).mean(1).tolist())
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["val/loss"] == pytest.approx(before["trainer"].callback_metrics["val_loss"].item(), rel=1e-6)
     check_weights(run, before["classifier"].net.state_dict())
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
 def test_learning_rates_are_those_of_transformers_but_for_the_warm_up(kind: str) -> None:
     """It reaches the peak a step earlier, and begins above 0; after it, and without it, all rates are the same."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     name = "constant_with_warmup" if kind == "constant" else kind
     for warmup in (0, 4):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
