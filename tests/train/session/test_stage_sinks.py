@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
@@ -14,6 +15,7 @@ from tensorboard.plugins.hparams.api_pb2 import ListSessionGroupsRequest
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.train.api.recipe import Stage
 from samestep.train.logging.sinks import Sink
@@ -95,6 +97,15 @@ def test_wandb_has_the_same_settings_and_none_has_a_secret(tmp_path: Path, monke
     assert metrics["fit/val/nll"] == (True, False), "the smallest value is the best"
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"very-private-words" in content or b"/home/anna" in content for content in written)
+
+
+def test_what_wandb_refuses_is_a_mistake_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**settings: Any) -> None:
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(UserError, match=r"log.wandb=true: No API key .* to log in; or set WANDB_MODE=offline"):
+        opened(tmp_path / "a", Config(log=Log(wandb=True, tensorboard=False)))
 
 
 def sent_to_wandb(run: Path) -> tuple[dict[str, Any], dict[str, tuple[bool, bool]]]:
