@@ -16,7 +16,7 @@ runs/NAME/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
   artifacts/STAGE/      what a stage passes to the next, and done.json when it is done
-  profile/STAGE/        traces of profiled steps, if requested
+  profile/STAGE/        traces of profiled steps, if requested, and the slowest operations of each
   .taking_over/STAGE/   a stage of another run, while it is being taken over
   evidence/             what `samestep verify` compares, if requested
 """
@@ -39,6 +39,8 @@ DONE = "done.json"
 """Among the artifacts of a stage that is done."""
 LEASE = "lease"
 """The file beside the lock."""
+_OPERATIONS = "_operations.json"
+"""The end of the name of the table beside a trace."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,11 @@ class RunDir:
         """Traces of profiled steps of one stage."""
         return self.path / "profile" / stage
 
+    def profiled_operations(self) -> list[tuple[str, Path, Path]]:
+        """Stage, table of operations and trace of all that was profiled."""
+        tables = sorted((self.path / "profile").glob(f"*/*{_OPERATIONS}"))
+        return [(path.parent.name, path, path.with_name(path.name.replace(_OPERATIONS, ".json"))) for path in tables]
+
     @property
     def taking_over(self) -> Path:
         """Stages that are being taken over from another run, by name; a finished takeover removes it."""
@@ -151,6 +158,11 @@ class RunDir:
         for folder in (self.path, self.weights, *(self.path / "artifacts").glob("*")):
             remove_leftovers(folder)
         return lock
+
+
+def operations_path(trace: Path) -> Path:
+    """The table of operations beside a trace of profiled steps."""
+    return trace.with_name(trace.stem + _OPERATIONS)
 
 
 class RunLock:

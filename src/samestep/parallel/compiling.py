@@ -128,11 +128,12 @@ def keep_headers_private() -> None:
         config.cpp_cache_precompile_headers = can_move
 
 
-def compile_calls(module: nn.Module, name: str) -> None:
+def compile_calls(module: nn.Module, name: str, before_compiling: Callable[[], None] = lambda: None) -> None:
     """Compile a module's own calls; what cannot be compiled runs as it is, which one sentence says."""
     compiler = LossCompiler()
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        before_compiling()
         is_new = compiler.failure is None
         compiled = compiler.compile_graph(graph, inputs)
         if is_new and compiler.failure:

@@ -1,4 +1,5 @@
-"""One or several runs as one HTML page that needs nothing else: summary, curves, times, samples, settings, events.
+"""One or several runs as one HTML page that needs nothing else: summary, curves, times, profiles, samples, settings,
+events.
 
 The page holds the numbers of its curves, thinned so that it stays small however long the runs are, and uPlot, which
 draws them (see report.js).
@@ -17,6 +18,7 @@ from samestep.core.durations import ago
 from samestep.core.pages.drawing import box, drawing, text
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Column, Table
+from samestep.report.profiles import shown_profiles
 from samestep.report.run_report import RunReport, describe_event, duration, worlds
 from samestep.report.samples import shown_samples
 from samestep.report.series import Curve, RankTimes
@@ -40,6 +42,7 @@ def report_page(runs: Sequence[RunReport]) -> str:
         _controls(runs) if charts.found else note("no metrics were logged yet"),
         *charts.sections(),
         *_ranks(runs),
+        *shown_profiles([(report.summary.name, report.profiles) for report in runs]),
         *shown_samples([(report.summary.name, report.samples) for report in runs]),
         *_settings(runs),
         *_events(runs),

@@ -8,10 +8,11 @@ import numpy as np
 
 from samestep.core.durations import format_spent
 from samestep.core.rundir import RunDir
+from samestep.report.profiles import ProfiledSteps, read_profiles
 from samestep.report.run_summary import RunSummary, read_summary
 from samestep.report.series import Curve, RankTimes, read_curves, read_rank_times
-from samestep.report.shown import shown_text
 from samestep.train.record.damaged_files import Reader
+from samestep.train.trained.shown import shown_text
 
 _TROUBLE = ("slow_rank", "save_failed", "ended", "unequal", "stalled")
 _AXIS = ("save", "resume", "launch", *_TROUBLE)
@@ -41,6 +42,7 @@ class RunReport:
     verdict: str = ""
     """A sentence on what became of it."""
     damage: Mapping[str, str] = field(default_factory=dict)
+    profiles: Sequence[ProfiledSteps] = ()
 
     @property
     def stages(self) -> list[str]:
@@ -86,7 +88,8 @@ def read_report(rundir: RunDir, verdict: str = "") -> RunReport:
     """Everything that can be read; what cannot is in `damage`."""
     reader, summary = Reader(rundir.path), read_summary(rundir)
     curves, ranks = read_curves(rundir, reader), read_rank_times(rundir, reader)
-    return RunReport(summary, curves, ranks, [], verdict, {**summary.damage, **reader.damage})
+    profiles = read_profiles(rundir, reader)
+    return RunReport(summary, curves, ranks, [], verdict, {**summary.damage, **reader.damage}, profiles)
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

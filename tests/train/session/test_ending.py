@@ -11,7 +11,7 @@ from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import UserError
 from samestep.core.json_files import JsonLines, read_json
-from samestep.core.rundir import RunDir
+from samestep.core.rundir import RunDir, operations_path
 from samestep.train.session.hooks.profiling import profiled_steps
 from samestep.train.weights.run_checkpoints import choose_checkpoint
 from samestep.why.collect import collect_evidence
@@ -46,8 +46,12 @@ def test_a_sharded_stage_stops_early_with_its_best_state_and_may_go_on_later(she
     assert diagnosis.sentence == f"the run is done: stage 'fit' stopped early after step 6: {sentence}"
     assert logged("note") == [2, 4, 6]
     trace = rundir.profile("fit") / "steps_2-3_rank_0.json"
-    assert [path.name for path in trace.parent.iterdir()] == [trace.name], "of rank 0 alone"
+    assert {path.name for path in trace.parent.iterdir()} == {trace.name, operations_path(trace).name}, "rank 0 alone"
     assert json.loads(trace.read_text())["traceEvents"]
+    operations = read_json(operations_path(trace))["operations"]
+    slowest = operations[0]
+    assert slowest["cpu_seconds"] == max(row["cpu_seconds"] for row in operations) > 0 and slowest["calls"] > 0
+    assert slowest["name"] in output.partition("the slowest operations of steps 2 to 3")[2].partition("perfetto")[0]
 
     rundir.done("fit").unlink()  # as a kill does it between the last save and the end
     codes, output = shell("train", "--resume", "runs/a")

@@ -45,6 +45,7 @@ from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
 from samestep.train.learner.optimizers.groups import Group
 from samestep.train.learner.preparation import Choices
+from samestep.train.logging.compile_notice import CompileNotice
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink, image_array
@@ -105,7 +106,8 @@ class Bench:
         self.feeds = StageFeeds(info, self.unit, self.learners)
         self.stage_plan = StagePlan(self.config, self.world.dp_size, self.first_launch, self.progress)
         self.first_weights = FirstWeights(info)
-        self.frozen_networks = FrozenNetworks(info, self.first_weights)
+        self.compile_notice = CompileNotice(self.screen)
+        self.frozen_networks = FrozenNetworks(info, self.first_weights, self.compile_notice.before_compiling)
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the samples of its first training feed: as frozen by the first launch, or now."""
@@ -232,9 +234,7 @@ class Bench:
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
-            choices=Choices.of(
-                config, self.world, self.first_launch, self.stage_plan.steps_left, self.frozen_networks.compile
-            ),
+            choices=_choices(self),
         )
         self.learners.append(learner)
         self.frozen_networks.add_learner(
@@ -310,3 +310,15 @@ class Bench:
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
+
+
+def _choices(bench: Bench) -> Choices:
+    """What is decided before the first update of each learner."""
+    return Choices.of(
+        bench.config,
+        bench.world,
+        bench.first_launch,
+        bench.stage_plan.steps_left,
+        bench.frozen_networks.compile,
+        bench.compile_notice.before_compiling,
+    )

@@ -197,6 +197,8 @@ class Learner(Passes):
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(step)
         loss_scale = self._scale.scale / self.world.dp_size if self._scale else None
+        if self._optimizer.compiles:
+            self._preparation.before_compiling("the optimizer")
         with self.world.activity.doing("compile") if self._optimizer.compiles else nullcontext():
             self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
         self._batch_norms.apply(bad)

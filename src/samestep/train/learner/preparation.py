@@ -72,6 +72,8 @@ class Choices:
     """Steps of the stage that are to come."""
     on_compiling: Callable[[], None] = lambda: None
     """Called when the learner is going to be compiled."""
+    before_compiling: Callable[[str], None] = lambda what: None
+    """Called with what is going to be compiled now, also where that is only tried."""
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class Choices:
         first_launch: FirstLaunch,
         steps_left: Callable[[], int],
         on_compiling: Callable[[], None],
+        before_compiling: Callable[[str], None],
     ) -> "Choices":
         """What the configuration of a run says, or leaves open where it can be measured."""
         measures = _measures(config, world)
@@ -92,6 +95,7 @@ class Choices:
             cuda_graphs=measures and config.cuda_graphs,
             steps_left=steps_left,
             on_compiling=on_compiling,
+            before_compiling=before_compiling,
         )
 
 
@@ -137,6 +141,10 @@ class Preparation:
     def attention(self) -> AbstractContextManager[None]:
         """Around calls of the network and their backward passes."""
         return attention_kernel(self._kernel)
+
+    def before_compiling(self, what: str) -> None:
+        """Something of the learner is going to be compiled now, which takes long."""
+        self._choices.before_compiling(what)
 
     @property
     def cuda_graphs(self) -> bool:
@@ -274,6 +282,8 @@ class Preparation:
     ) -> None:
         """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
         nobody asked for it, that goes for a lack of memory too."""
+        if isinstance(compiler, LossCompiler):  # recording a graph is short
+            self.before_compiling("the model")
         failure = None
         try:
             warm_up(self._parallel.inner, attempt)

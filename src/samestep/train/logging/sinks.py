@@ -1,11 +1,14 @@
 """Where rank 0 writes metrics: JSON lines always, TensorBoard by default, Weights & Biases when asked for.
 
-After a resume, rows after the checkpoint are cut off first, so each step is written once.
+A metric has the same name everywhere. Its stage is a field of a row, a folder of TensorBoard, and at W&B, where all
+stages share one run, what the name begins with. After a resume, rows after the checkpoint are cut off first, so each
+step is written once.
 """
 
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +19,7 @@ from samestep.core.errors import UserError
 from samestep.core.json_files import JsonLines, read_object, write_json
 from samestep.core.pages.html import element
 from samestep.core.rundir import RunDir
+from samestep.train.logging.hparams import hparams_summary
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import Config
 
@@ -28,6 +32,9 @@ class Sink(Protocol):
 
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """Write the metrics after `step` steps."""
+
+    def write_best(self, step: int, name: str, value: float) -> None:
+        """After `step` steps a metric had its best value so far. It is written by `write` as well."""
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """Write a text after `step` steps."""
@@ -56,6 +63,9 @@ class JsonSink:
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **metrics})
 
+    def write_best(self, step: int, name: str, value: float) -> None:
+        """It is among the events of the run."""
+
     def write_text(self, step: int, name: str, text: str) -> None:
         """Rows of metrics hold numbers alone."""
 
@@ -75,10 +85,11 @@ class JsonSink:
 class TensorBoardSink:
     """TensorBoard events; `purge_step` makes older events from that step on void."""
 
-    def __init__(self, rundir: RunDir, stage: str, step: int) -> None:
+    def __init__(self, rundir: RunDir, stage: str, step: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(rundir.tensorboard / stage), purge_step=step + 1)
+        self._writer.file_writer.add_summary(hparams_summary(settings))
 
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """One scalar per metric, all in one event: each event wakes the writer's thread, which the loop waits for."""
@@ -86,6 +97,10 @@ class TensorBoardSink:
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.file_writer.add_summary(Summary(value=values), step)
+
+    def write_best(self, step: int, name: str, value: float) -> None:
+        """A curve of its own, because the HParams tab shows the last value of a curve."""
+        self._writer.add_scalar(f"best/{name}", value, step)
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """Under Text, as it is and not as Markdown."""
@@ -118,7 +133,15 @@ class WandbSink:
     when a launch is killed, or are in the renamed folder, are in TensorBoard alone.
     """
 
-    def __init__(self, rundir: RunDir, stage: str, config: Config, data: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rundir: RunDir,
+        stage: str,
+        config: Config,
+        data: Mapping[str, Any],
+        bests: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
+        """`data`: the settings. `bests`: by stage the metric that its best value is of, and `min` or `max`."""
         try:
             import wandb
         except ImportError:
@@ -129,15 +152,21 @@ class WandbSink:
         self._finished: list[str] = state.get("finished", [])
         write_json(self._state_file, {**state, "id": self._id})
         _rename_killed(rundir, self._id, self._finished)
-        self._run = wandb.init(
-            project=config.log.wandb_project,
-            name=rundir.path.name,
-            id=self._id,
-            resume="allow",
-            dir=str(rundir.path),
-            config=dict(data),
-        )
-        self._stage = stage
+        try:
+            self._run = wandb.init(
+                project=config.log.wandb_project,
+                name=rundir.path.name,
+                id=self._id,
+                resume="allow",
+                dir=str(rundir.path),
+                config=dict(data),
+                # W&B would note the command line as typed, with what is left out of the settings, and home folders.
+                settings=wandb.Settings(x_disable_meta=True),
+            )
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            why = str(error).rstrip(".")
+            raise UserError(f"log.wandb=true: {why}; or set WANDB_MODE=offline, and send the run later") from None
+        self._stage, self._bests = stage, bests
         self._sent = state.get("rows", 0) if self._run.offline else self._run.step
         self._stages: set[str] = set()
         self._number = 0
@@ -150,6 +179,9 @@ class WandbSink:
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """Keep the row until a checkpoint covers it."""
         self._waiting.append((self._take_number(), {"stage": self._stage, "step": step, "epoch": epoch, **metrics}))
+
+    def write_best(self, step: int, name: str, value: float) -> None:
+        """W&B finds it among the rows."""
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """Keep the text until a row of metrics goes."""
@@ -204,6 +236,9 @@ class WandbSink:
         if stage not in self._stages:
             self._stages.add(stage)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+            if stage in self._bests:
+                name, mode = self._bests[stage]
+                self._run.define_metric(f"{stage}/{name}", step_metric=f"{stage}/step", summary=f"{mode},last")
         self._run.log({f"{stage}/{name}": value for name, value in row.items() if name != "stage"}, step=number)
 
 
@@ -218,13 +253,23 @@ def _rename_killed(rundir: RunDir, run_id: str, finished: Sequence[str]) -> None
             path.rename(path.with_name(f"killed-{path.name}"))
 
 
-def open_sinks(rundir: RunDir, stage: str, step: int, config: Config, data: Mapping[str, Any]) -> list[Sink]:
-    """The sinks that the configuration asks for, each continued after `step`."""
+def open_sinks(
+    rundir: RunDir,
+    stage: str,
+    step: int,
+    config: Config,
+    settings: Mapping[str, Any],
+    run_settings: Mapping[str, Any],
+    bests: Mapping[str, tuple[str, str]],
+) -> list[Sink]:
+    """The sinks that the configuration asks for, each continued after `step`. `settings` are those of the stage as
+    section.name, `run_settings` those of the run in their sections, both without what may not be shown; `bests` has by
+    stage the metric that its best value is of, and `min` or `max`."""
     sinks: list[Sink] = [JsonSink(rundir, stage, step)]
     if config.log.tensorboard:
-        sinks.append(TensorBoardSink(rundir, stage, step))
+        sinks.append(TensorBoardSink(rundir, stage, step, settings))
     if config.log.wandb:
-        sinks.append(WandbSink(rundir, stage, config, data))
+        sinks.append(WandbSink(rundir, stage, config, run_settings, bests))
     return sinks
 
 

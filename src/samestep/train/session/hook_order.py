@@ -120,7 +120,7 @@ def assemble_hooks(
     validate.save_state = save.before_failure
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
-    first_step = FirstStep(bench.feeds.made, bench.feeds.counted, bench.learners, context.world)
+    first_step = FirstStep(bench.feeds.made, bench.feeds.counted, bench.learners, context.world, bench.compile_notice)
     step_start = StepStart(context.stop, ready.state, ready.loop.random, context.world)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks

@@ -10,7 +10,6 @@ from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.manifest import Checkpoint, find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
-from samestep.core.config import dump
 from samestep.core.disk_space import refusing_full_disk
 from samestep.core.json_files import Json, write_json
 from samestep.train.api.bench import Bench
@@ -19,7 +18,7 @@ from samestep.train.api.recipe import Stage
 from samestep.train.api.recipe_checks import check_hooks, check_task
 from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.preparation import may_compile
-from samestep.train.logging.sinks import Sink, open_sinks
+from samestep.train.logging.sinks import Sink
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
@@ -30,6 +29,7 @@ from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.missing_file import missing_file
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
+from samestep.train.session.stage_sinks import open_stage_sinks
 from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
 from samestep.train.session.takeover import done_record
 from samestep.train.session.validation_trial import try_validation
@@ -40,7 +40,7 @@ class StageRun:
     """One stage of a session."""
 
     def __init__(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> None:
-        self._context, self._stage = context, stage
+        self._context, self._stage, self._stages = context, stage, stages
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
@@ -189,10 +189,8 @@ class StageRun:
             self._progress.best = self._progress.improvement.best = None
 
     def _sinks(self, resumed: bool) -> list[Sink]:
-        if not self._world.is_main:
-            return []
         written = self._progress.step if resumed else self._progress.step - 1  # the start is validated again
-        return open_sinks(self._rundir, self._stage.name, written, self._config, dump(self._config))
+        return open_stage_sinks(self._context, self._stage, self._stages, self._config, written)
 
     def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
         settings, event = self._config.checkpoint, self._context.events.event

@@ -41,8 +41,11 @@ Given = nn.Module | Callable[[], nn.Module]
 class FrozenNetworks:
     """What a stage uses and does not train. The content of each is recorded by its first launch, by hash."""
 
-    def __init__(self, stage: StageInfo, first_weights: FirstWeights) -> None:
-        self._stage, self._first_weights = stage, first_weights
+    def __init__(
+        self, stage: StageInfo, first_weights: FirstWeights, before_compiling: Callable[[str], None] = lambda what: None
+    ) -> None:
+        """`before_compiling` is called whenever one of them is going to be compiled now."""
+        self._stage, self._first_weights, self._before_compiling = stage, first_weights, before_compiling
         self._config, self._world, self._first_launch = stage.config, stage.world, stage.first_launch
         self._folder = stage.rundir.artifacts(stage.name)
         self._given: dict[str, Given] = {}
@@ -134,7 +137,7 @@ class FrozenNetworks:
     def compile(self) -> None:
         """Compile the networks when they are called, also those that are still to be made."""
         for name, module in self._modules.items():
-            compile_calls(module, f"frozen network {name!r}")
+            compile_calls(module, f"frozen network {name!r}", partial(self._before_compiling, "the model"))
         self._modules, self._compiles = {}, True
 
     def _ready(self, name: str, module: nn.Module) -> Frozen:

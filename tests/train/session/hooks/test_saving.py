@@ -192,6 +192,9 @@ def test_every_history_has_each_step_once_however_often_the_run_is_killed(shell:
     board = EventAccumulator("runs/a/tensorboard/fit").Reload()
     assert [event.step for event in board.Scalars("loss")] == list(range(1, 13))
     assert [event.step for event in board.Scalars("val/error")] == [3, 6, 9, 12]
+    errors = {event.step: event.value for event in board.Scalars("val/error")}
+    bests = [(step, value) for step, value in errors.items() if value == min(errors[s] for s in errors if s <= step)]
+    assert [(event.step, event.value) for event in board.Scalars("best/val/error")] == bests
     sent = sent_to_wandb(Path("runs/a"))
     assert sorted(sent) == sorted(expected)
     assert len(sent) == read_json(Path("runs/a/wandb.json"))["rows"]

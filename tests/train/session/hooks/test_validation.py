@@ -24,6 +24,8 @@ class Kept:
 
     def record(self, step: int, epoch: int, metrics: Any) -> None: ...
 
+    def record_best(self, step: int, name: str, value: float) -> None: ...
+
     def print(self, line: str) -> None:
         self.lines.append(line)
 

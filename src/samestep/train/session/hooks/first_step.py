@@ -1,7 +1,7 @@
 """What is checked once, after the first step of a launch by which every learner made an update.
 
 Weights that belong to no term are refused. Named are parameters that got no gradient, and metrics of the task's own
-whose rows were read without a look at which of them count.
+whose rows were read without a look at which of them count. Where something was compiled, it says how long that took.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from samestep.data.feed import CountedTerms, Feed, MicroBatches
 from samestep.train.learner.learner import Learner
+from samestep.train.logging.compile_notice import CompileNotice
 from samestep.train.logging.metrics import Metrics
 from samestep.train.record.progress import Tick
 from samestep.world.world import World
@@ -29,19 +30,24 @@ class FirstStep:
     """Of the rows that the stage makes itself."""
     learners: Sequence[Learner]
     world: World
+    compile_notice: CompileNotice
     _reads: "Reads" = field(default_factory=lambda: Reads())
     _is_done: bool = False
 
     def begin(self) -> None:
         """Before the first step of a launch."""
+        self.compile_notice.begin_steps()
         for feed in self.feeds:
             feed.watch = self._reads.watched
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Check once."""
-        if self._is_done or not all(learner.has_updated for learner in self.learners):
+        if self._is_done:
             return
-        self._is_done = True
+        self._is_done = all(learner.has_updated for learner in self.learners)
+        self.compile_notice.end_step(tick.step + 1, is_last=self._is_done)
+        if not self._is_done:
+            return
         for feed in self.feeds:
             feed.watch = None
             feed.check_counted()

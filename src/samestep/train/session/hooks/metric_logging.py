@@ -112,6 +112,11 @@ class LogMetrics:
         self.write()
         self._record(step, epoch, metrics)
 
+    def record_best(self, step: int, name: str, value: float) -> None:
+        """Write that a metric, which was recorded, has its best value so far."""
+        for sink in self.sinks:
+            sink.write_best(step, name, value)
+
     def _record(self, step: int, epoch: int, metrics: MetricValues) -> None:
         for sink in self.sinks:
             sink.write(step, epoch, metrics)

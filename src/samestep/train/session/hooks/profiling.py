@@ -1,4 +1,5 @@
-"""Traces of some steps by torch.profiler, as files in the run directory. Nothing is here when `profile` is empty."""
+"""Traces of some steps by torch.profiler, and their slowest operations, as files in the run directory. Nothing is here
+when `profile` is empty."""
 
 import logging
 import os
@@ -11,11 +12,14 @@ from typing import Any
 import torch
 
 from samestep.core.errors import UserError
+from samestep.core.json_files import Json, write_json
+from samestep.core.rundir import operations_path
 from samestep.core.safe_files import temporary_folder
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
 from samestep.train.record.config import Config
 from samestep.train.record.progress import Progress, Tick
+from samestep.train.session.hooks.slowest_operations import printed_operations, slowest_operations
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -24,9 +28,11 @@ logger = logging.getLogger(__name__)
 class Profile:
     """Profiles the steps from `first` to `last`, counted from 1, with all that happens between them."""
 
-    def __init__(self, first: int, last: int, path: Path, progress: Progress, device: str, screen: Screen) -> None:
-        self._first, self._last, self._path = first, last, path
-        self._progress, self._device, self._screen = progress, device, screen
+    def __init__(self, first: int, last: int, folder: Path, progress: Progress, world: World, screen: Screen) -> None:
+        self._first, self._last = first, last
+        self._path = folder / f"steps_{first}-{last}_rank_{world.rank}.json"
+        self._progress, self._screen = progress, screen
+        self._rank, self._device = world.rank, world.device.type
         self._profiler: Any = None
 
     @contextmanager
@@ -61,10 +67,22 @@ class Profile:
             with temporary_folder(self._path) as folder:
                 profiler.export_chrome_trace(str(folder / self._path.name))
                 os.replace(folder / self._path.name, self._path)
+            operations = self._write_operations(profiler)
         except (OSError, RuntimeError) as error:  # no reason to end a run
             logger.warning("the profile %s could not be written: %s", self._path, error)
             return
-        self._screen.print(f"profile: {self._path} (open it in https://ui.perfetto.dev or chrome://tracing)")
+        steps = f"{self._first:,} to {self._last:,}"
+        self._screen.print(printed_operations(operations, self._device, steps))
+        self._screen.print(
+            f"profile: {self._path} (open it in https://ui.perfetto.dev or chrome://tracing; `samestep report` has the "
+            f"{len(operations)} slowest operations)"
+        )
+
+    def _write_operations(self, profiler: Any) -> list[dict[str, Json]]:
+        found = slowest_operations(profiler.key_averages(), self._device)
+        about = {"first": self._first, "last": self._last, "rank": self._rank, "device": self._device}
+        write_json(operations_path(self._path), {**about, "operations": found})
+        return found
 
 
 def make_profile(
@@ -78,8 +96,7 @@ def make_profile(
         screen.print(f"profile={config.profile}: there is nothing to profile, because the stage has {length:,} steps")
     if first > length or not (world.is_main or config.profile_all_ranks):
         return None
-    path = folder / f"steps_{first}-{last}_rank_{world.rank}.json"
-    return Profile(first, last, path, progress, world.device.type, screen)
+    return Profile(first, last, folder, progress, world, screen)
 
 
 def profiled_steps(text: str) -> tuple[int, int]:

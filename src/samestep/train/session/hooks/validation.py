@@ -142,6 +142,7 @@ class Validate:
         improved = math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
+            self.log.record_best(tick.step + 1, name, value)
             self.event("best", stage=self.stage.name, step=tick.step + 1, metric=name, mode=mode, value=value)
         return improved
 
