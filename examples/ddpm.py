@@ -1,6 +1,6 @@
 """A diffusion model (DDPM) learns to draw digits, and shows what it draws while it learns. Try it with
 
-samestep train examples/ddpm.py     # also --nproc 2; see runs/ddpm-default-1/artifacts/denoise/digits.png, TensorBoard
+samestep train examples/ddpm.py     # also --nproc 2; pictures: runs/ddpm-default-1/samples/denoise, samestep report
 samestep verify examples/ddpm.py
 """
 
@@ -8,10 +8,9 @@ import math
 from functools import partial
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from samestep import Average, Batch, Bench, Config, Every, Fit, Recipe, Stage, noise
+from samestep import Average, Batch, Bench, Config, Every, Fit, Recipe, Stage, noise, samples
 
 DIGITS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", "75757", "75717"]
 """Five rows of three pixels each: 5 is 101."""
@@ -77,9 +76,7 @@ def draw(task: Fit, bench: Bench) -> None:
         tiles = drawn(net, bench.config.seed, torch.arange(50, device=bench.world.device)).view(5, 10, 8, 8)
     framed = nn.functional.pad((tiles.cpu().float() + 1) / 2, (1, 1, 1, 1), value=0.5).clamp(0, 1)
     picture = nn.functional.interpolate(framed.transpose(1, 2).reshape(1, 1, 50, 100), scale_factor=6)[0, 0]
-    bench.log_image("digits", picture)
-    with bench.write_artifact("digits.png") as path:
-        Image.fromarray((255 * picture).round().byte().numpy()).save(path)
+    bench.log_samples("digits", samples.Image(picture))
 
 
 stage = Stage(

@@ -146,6 +146,13 @@ def functions_of(module: ast.Module) -> list[ast.FunctionDef]:
     return [part for part in module.body if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")]
 
 
+def classes_of(module: Definition) -> list[Definition]:
+    """The public classes of a module."""
+    assert isinstance(module.node, ast.Module)
+    parts = [part for part in module.node.body if isinstance(part, ast.ClassDef) and not part.name.startswith("_")]
+    return [Definition(module.module, part, ast.get_docstring(part) or "") for part in parts]
+
+
 def is_property(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(each).endswith("property") for each in node.decorator_list)
 

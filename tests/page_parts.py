@@ -17,7 +17,7 @@ class PageParts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.append(tag)
-        self._open += [] if tag in ("meta", "input") else [tag]
+        self._open += [] if tag in ("meta", "input", "img") else [tag]
         for name, value in attrs:
             self.attributes.setdefault((tag, name), []).append(value or "")
 

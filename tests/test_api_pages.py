@@ -66,7 +66,7 @@ def test_members_that_are_left_out_exist(writer: ModuleType) -> None:
         if name:
             found = writer.public_names.find(name, "samestep")
             is_module = isinstance(found.node, ast.Module)
-            known = vars(samestep.noise) if is_module else dir(getattr(samestep, name))
+            known = vars(getattr(samestep, name)) if is_module else dir(getattr(samestep, name))
             fields = {} if is_module else writer.public_names.fields_of(found)
             assert [each for each in members.split() if each not in known and each not in fields] == [], name
 

@@ -106,7 +106,7 @@ def test_pictures_are_the_same_on_two_ranks(tmp_path: Path) -> None:
     run = trained(tmp_path, "ddpm", "--max_steps=3", "--schedule=constant")
     settings = ["--preset=verify", "--max_steps=3", "--schedule=constant", "--no-log.tensorboard", "--quiet"]
     assert main(["train", str(EXAMPLES / "ddpm.py"), *settings, f"--out={tmp_path}", "--name=alone"]) == 0
-    pictures = [Image.open(each / "artifacts" / "denoise" / "digits.png") for each in (run, tmp_path / "alone")]
+    pictures = [Image.open(each / "samples/denoise/step_00000003_0.png") for each in (run, tmp_path / "alone")]
     two, one = (np.asarray(picture).astype(int) for picture in pictures)
     assert one.shape == (300, 600) and np.abs(one - two).max() <= 1
     assert one.std() > 10, "there is something in it"

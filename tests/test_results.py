@@ -25,7 +25,6 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_of_lens_is_made_of_its_json() -> None:
     from page_lens import lens
     from results_json import FOLDER, read
-
     from written_page import wrapped
 
     assert wrapped(lens(read("lens"))) == (FOLDER / "lens.md").read_text(), "run benchmarks/results/render.py"

@@ -158,7 +158,7 @@ def arguments(
     given = {**size["settings"], "weight_decay": own["weight_decay"], "ema_decay": own["ema_decay"]}
     given["learning_rate"] *= own.get("rate", 1.0)
     given |= {"data.path": data, "schedule": "constant", "model.embedding_size": size["vocabulary"] + 64}
-    given |= {"model.max_sequence_length": 256, "max_steps": "null", "epochs": size["epochs"], "samples_at_end": 0}
+    given |= {"model.max_sequence_length": 256, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
     given |= {"validate_every": size["every"][objective], "early_stopping": 20, "best_at_end": "true"}
     given |= {"max_time": f"{int(seconds)}s", "out": run.parent, "name": run.name}
     if objective == "diffusion":

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from page_lens import lens
 from results_json import FOLDER, read
-
 from written_page import about, between, part, table, wrapped
 
 DRAWN = {"lens": pictures.lens, "distill": pictures.distill, "mdlm": pictures.mdlm}

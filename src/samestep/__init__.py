@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from samestep.train.learner.optimizers.groups import Group as Group
     from samestep.train.logging.metrics import Metric as Metric
     from samestep.train.logging.metrics import Metrics as Metrics
+    from samestep.train.record import samples as samples
     from samestep.train.record.config import TRAINING_SETTINGS as TRAINING_SETTINGS
     from samestep.train.record.config import Config as Config
     from samestep.train.record.plan import Schedule as Schedule
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
     from samestep.world.world import World as World
 
 
-_MODULES = ("noise", "policy")
+_MODULES = ("noise", "policy", "samples")
 """Public names that are modules."""
 
 

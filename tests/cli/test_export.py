@@ -17,7 +17,7 @@ from samestep.launching.local import start
 from toys import PRELOAD
 
 pytestmark = pytest.mark.timeout(900)
-MDLM = ["train", "mdlm", "--preset=verify", "--distributed.dtype=float32", "--max_steps=2", "--samples_at_end=0"]
+MDLM = ["train", "mdlm", "--preset=verify", "--distributed.dtype=float32", "--max_steps=2", "--log.samples=0"]
 
 
 def test_a_run_goes_out_and_comes_back(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_answers_to_chats_are_learned_and_a_run_goes_on_from_its_file(shell: She
 
 
 def test_another_run_begins_with_the_network_of_the_first_and_refuses_other_tokens(shell: Shell) -> None:
-    flags = ["--max_steps=1", "--samples_at_end=0"]
+    flags = ["--max_steps=1", "--log.samples=0"]
     assert shell("train", "mdlm", *SMALL, *flags, "--model.d_model=24", "--name", "a")[0] == [0]
     assert shell("train", "mdlm", *SMALL, *flags, "--model_name", "runs/a", "--name", "b")[0] == [0]
     assert read_json(Path("runs/b/config.json"))["config"]["model"]["d_model"] == 24
@@ -64,7 +64,7 @@ def test_another_run_begins_with_the_network_of_the_first_and_refuses_other_toke
 def test_chats_for_a_published_model_name_it_in_the_next_command_which_works_as_typed(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--max_steps=1", "--samples_at_end=0"]
+    flags = ["--max_steps=1", "--log.samples=0"]
     assert shell("train", "mdlm", *SMALL, *flags, "--name", "a")[0] == [0]
     assert main(["export", "a", "my model"]) == 0
     Path("my model/sampling.json").unlink()

@@ -406,3 +406,14 @@ def test_rows_with_keyed_random_numbers_are_the_same_whoever_reads_them(workers:
     parts = [seen(rank, 2, 2, 0) for rank in (0, 1)]
     assert parts[0] | parts[1] == alone
     assert len({tuple(x) for x in alone.values()}) == len(alone) == 24, "each epoch draws others"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_rows_are_a_batch_that_every_rank_has(workers: int) -> None:
+    order = Sequential(5, 2, epoch=VALIDATION_EPOCH)
+    feed = Feed(OneByOne(5), order, World.single(), micro_rows=1, length=3, workers=workers)
+    feed._steps.rank, feed._steps.size = 1, 2
+    for count, rows in ((3, 3), (9, 5)):
+        batch = feed.first_rows(count)
+        assert batch["ids"].tolist() == [[VALIDATION_EPOCH, row] for row in range(rows)]
+        assert batch["live"].all() and len(batch["ids"]) == len(batch["live"]) == rows

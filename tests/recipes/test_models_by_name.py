@@ -65,7 +65,7 @@ def test_llada_of_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     shutil.rmtree(home / "llada")
     (home / "text.txt").write_text(TEXT)
     prepare = ["data", "prepare", "text.txt", "--tokenizer", LLADA, "--sequence_length", "16", "--out"]
-    train = ["train", "mdlm", "--preset=verify", *SMALL, "--samples_at_end=0", f"--model_name={LLADA}"]
+    train = ["train", "mdlm", "--preset=verify", *SMALL, "--log.samples=0", f"--model_name={LLADA}"]
     train += ["--data_dir=data", "--data.limit=null", "--max_steps=2", "--name"]
     with serving({"org/llada": files}) as hub:
         use(hub.url, home / "cache", monkeypatch)
@@ -188,7 +188,7 @@ def test_two_ranks_download_once(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     (home / "text.txt").write_text(TEXT)
     prepare = ["data", "prepare", "text.txt", "--tokenizer", "llada", "--sequence_length", "16", "--out", "data"]
     assert main(prepare) == 0
-    train = ["train", "mdlm", "preset=verify", *SHARED, "samples_at_end=0", "model_name=org/llada", "max_steps=1"]
+    train = ["train", "mdlm", "preset=verify", *SHARED, "log.samples=0", "model_name=org/llada", "max_steps=1"]
     train += ["data.path=data", "data.limit=null", "name=a"]
     with serving({"org/llada": files}) as hub:
         run_on_ranks(run_on_a_rank, 2, hub.url, str(home / "cache"), train, logs=home / "logs", timeout=300)
@@ -206,7 +206,7 @@ def test_two_ranks_download_once(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(300)
 def test_two_ranks_train_on_a_dataset_that_is_downloaded_once(home: Path) -> None:
     records = "".join(json.dumps({"text": f"text number {n}, and what follows"}) + "\n" for n in range(40))
-    train = ["train", "mdlm", "preset=verify", *SHARED, "samples_at_end=0", "max_steps=1", "data.limit=null"]
+    train = ["train", "mdlm", "preset=verify", *SHARED, "log.samples=0", "max_steps=1", "data.limit=null"]
     with serving({"org/records": {"train.jsonl": records.encode(), "README.md": b"# Texts"}}) as hub:
         cache, data = str(home / "cache"), ["data.path=org/records"]
         run_on_ranks(run_on_a_rank, 2, hub.url, cache, [*train, *data, "name=a"], logs=home / "logs", timeout=200)

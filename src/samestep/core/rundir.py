@@ -5,6 +5,7 @@ runs/NAME/
   first_launch.json     what no later launch may change, per stage, in order: learning rate, steps, data, hashes
   status.json           running, done, preempted or failed, with the last step
   metrics.jsonl         one row of metrics for each logged step
+  samples.jsonl         what the network made, for people to look at; its pictures are in samples/STAGE/
   events.jsonl          launches, resumes, saves, warnings
   logs/rank_0.log       one per rank
   watch/                of the last launch: heartbeats, stack dumps and exit reports of its ranks, and why it stalled
@@ -68,6 +69,15 @@ class RunDir:
     def metrics(self) -> Path:
         """The metrics, as JSON lines."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Samples of what the network made, as JSON lines."""
+        return self.path / "samples.jsonl"
+
+    def sample_images(self, stage: str) -> Path:
+        """The pictures among the samples of a stage."""
+        return self.path / "samples" / stage
 
     @property
     def events(self) -> Path:
@@ -155,7 +165,8 @@ class RunDir:
     def lock(self) -> "RunLock":
         """Lock the run for this process, or raise an error that names the holder."""
         lock = RunLock(self.path / "lock")
-        for folder in (self.path, self.weights, *(self.path / "artifacts").glob("*")):
+        inner = [path for name in ("artifacts", "samples") for path in (self.path / name).glob("*")]
+        for folder in (self.path, self.weights, *inner):
             remove_leftovers(folder)
         return lock
 

@@ -22,7 +22,7 @@ from samestep.core.errors import UserError
 from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader, read_in_worker
 from samestep.data.longest_row import LongestRow
-from samestep.data.order import Order, Reordered, share_bounds
+from samestep.data.order import VALIDATION_EPOCH, Order, Reordered, Sequential, share_bounds
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
@@ -203,6 +203,15 @@ class Feed:
         self._steps.together = rows
         if isinstance(self.order, Reordered):
             self.order = self._steps.order = replace(self.order, together=rows)
+
+    def first_rows(self, count: int) -> Batch:
+        """The first rows of the data, at most so many, as one batch that is the same on every rank: to show what a
+        network makes of them."""
+        steps = self._steps.of_first_rows()
+        steps.order = Sequential(steps.order.size, count, epoch=VALIDATION_EPOCH)
+        steps.rank, steps.size, steps.micro_rows, steps.together, steps.count = 0, 1, count, 1, None
+        share = read_in_worker(steps, 0) if self._has_workers else steps[0]
+        return {name: value.to(self._world.device) for name, value in share.batches[0].items()}
 
     def _load_apart(self, filler: bool, step: int) -> Share:
         """In a process of its own where rows are read by workers: what they open must not be open here."""

@@ -41,9 +41,9 @@ def report_page(runs: Sequence[RunReport]) -> str:
         section("Summary", element("div", _summary(runs), kind="scroll")),
         _controls(runs) if charts.found else note("no metrics were logged yet"),
         *charts.sections(),
+        *shown_samples([(report.summary.name, report.samples) for report in runs]),
         *_ranks(runs),
         *shown_profiles([(report.summary.name, report.profiles) for report in runs]),
-        *shown_samples([(report.summary.name, report.samples) for report in runs]),
         *_settings(runs),
         *_events(runs),
     ]

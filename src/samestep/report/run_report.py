@@ -10,6 +10,7 @@ from samestep.core.durations import format_spent
 from samestep.core.rundir import RunDir
 from samestep.report.profiles import ProfiledSteps, read_profiles
 from samestep.report.run_summary import RunSummary, read_summary
+from samestep.report.samples import NamedSamples, read_samples
 from samestep.report.series import Curve, RankTimes, read_curves, read_rank_times
 from samestep.train.record.damaged_files import Reader
 from samestep.train.trained.shown import shown_text
@@ -38,7 +39,7 @@ class RunReport:
     curves: dict[str, dict[str, Curve]]
     """By stage and metric."""
     ranks: list[RankTimes]
-    samples: list[Mapping[str, Any]] = field(default_factory=list)
+    samples: list[NamedSamples] = field(default_factory=list)
     verdict: str = ""
     """A sentence on what became of it."""
     damage: Mapping[str, str] = field(default_factory=dict)
@@ -88,8 +89,8 @@ def read_report(rundir: RunDir, verdict: str = "") -> RunReport:
     """Everything that can be read; what cannot is in `damage`."""
     reader, summary = Reader(rundir.path), read_summary(rundir)
     curves, ranks = read_curves(rundir, reader), read_rank_times(rundir, reader)
-    profiles = read_profiles(rundir, reader)
-    return RunReport(summary, curves, ranks, [], verdict, {**summary.damage, **reader.damage}, profiles)
+    profiles, samples = read_profiles(rundir, reader), read_samples(rundir, reader)
+    return RunReport(summary, curves, ranks, samples, verdict, {**summary.damage, **reader.damage}, profiles)
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

@@ -4,7 +4,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from samestep.train.trained.shown import flat_values, setting_text, shown_settings, shown_text
+from samestep.train.trained.shown import HIDDEN, flat_values, setting_text, shown_settings, shown_text, without_home
+from samestep.train.trained.told import without_secrets
+
+
+def shown_sample(text: str) -> str:
+    """A text that a model wrote or read: no setting, so that all of it is shown but what is certainly a secret."""
+    return without_home(without_secrets(text, HIDDEN))
 
 
 def shown_command(words: Sequence[str], world: int) -> str:

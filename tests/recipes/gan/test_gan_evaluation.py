@@ -75,7 +75,7 @@ def adversaries(
             **changes,
         },
     )
-    bench = Bench(world, config, RunDir(folder / "run"), "gan", Screen(False), sinks=[])
+    bench = Bench(world, config, RunDir(folder / "run"), "gan", Screen(False), sample_logs=[])
     return Adversaries(bench)
 
 
@@ -94,11 +94,30 @@ def of_one_process(size: int, steps: int) -> dict[str, float]:
     return after_steps(adversaries(World.single(), size=size, pairs=True), steps)
 
 
+class Noted:
+    """Keeps the samples of the last validation."""
+
+    def write(self, step: int, name: str, given: Sequence[Any]) -> None:
+        self.pairs = given if name == "completions" else []
+
+
+@cache
+def samples_of_one_process(size: int, steps: int) -> list[Any]:
+    task = adversaries(World.single(), size=size, pairs=True)
+    task._bench.sample_logs = [noted := Noted()]  # type: ignore[list-item]
+    after_steps(task, steps)
+    return list(noted.pairs)
+
+
 def same_at_any_world_size(world: World, strategy: str) -> None:
     """Also with fewer records than ranks."""
     for size, steps in ((5, 2), (2, 1)):
         expected = of_one_process(size, steps)
-        found = after_steps(adversaries(world, strategy, size, pairs=True), steps)
+        task = adversaries(world, strategy, size, pairs=True)
+        task._bench.sample_logs = [noted := Noted()]  # type: ignore[list-item]
+        found = after_steps(task, steps)
+        assert list(noted.pairs) == samples_of_one_process(size, steps)
+        assert len(noted.pairs) == min(size, 4) and all(len(pair.verdicts) == 2 for pair in noted.pairs)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
         assert list(found) == list(expected)
         assert all(other == found for other in world.gather(found))

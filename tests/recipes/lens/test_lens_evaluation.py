@@ -15,7 +15,8 @@ from samestep.core.errors import UserError
 from samestep.core.json_files import read_json
 from samestep.kit.language_model import ByteModel
 from samestep.recipes.lens.config import EvaluationConfig
-from samestep.recipes.lens.evaluation import RECORDS, RESULTS, context_of, visible
+from samestep.recipes.lens.evaluation import RECORDS, RESULTS, visible
+from samestep.recipes.lens.language_model import context_of
 from samestep.recipes.lens.measuring import (
     BASELINES,
     METHODS,

@@ -21,6 +21,7 @@ from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig, recipe
 from samestep.recipes.mdlm.evaluation import EvaluationOptions, HarnessModel, evaluate, metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.train.record.config import Log
 from samestep.train.record.run_record import RunRecord
 from samestep.train.trained.trained_model import Trained
 from samestep.world.world import World
@@ -54,7 +55,7 @@ def harness_model(
 ) -> HarnessModel:
     shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
     options = SamplingConfig(**{"max_new_tokens": 2, **sampling})
-    config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
+    config = MdlmConfig(model=shape, sampling=options, log=Log(samples=0), batch_size=500)
     asked = EvaluationOptions("none", draws=draws, max_new_tokens=max_new_tokens)
     return HarnessModel(ExactConditionals(), Letters(), config, asked, world or World.single())
 
@@ -163,7 +164,7 @@ def test_local_tasks_need_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work_offline(tmp_path, monkeypatch)
-    train = ["--preset=verify", "--max_steps=1", "--samples_at_end=0", "--name=a", "--no-log.tensorboard"]
+    train = ["--preset=verify", "--max_steps=1", "--log.samples=0", "--name=a", "--no-log.tensorboard"]
     run_on_ranks(main, 1, ["train", "mdlm", *train], logs=tmp_path / "logs")
     assert main(["sample", "a", "--prompt=One", "--max_new_tokens=6", "--temperature=0", "--out=text.jsonl"]) == 0
     written = json.loads(Path("text.jsonl").read_text())["text"].removeprefix("One")
@@ -210,7 +211,7 @@ def test_tasks_that_run_code_are_refused_before_the_weights_are_read_unless_they
     Path("program.yaml").write_text(PROGRAM)
     Path("run.py").write_text(RUN)
     shape = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=16, max_sequence_length=64)
-    trained = Trained("mdlm", recipe, MdlmConfig(model=shape, samples_at_end=0), Path("gone"), tmp_path)
+    trained = Trained("mdlm", recipe, MdlmConfig(model=shape, log=Log(samples=0)), Path("gone"), tmp_path)
     with pytest.raises(UserError, match="Name tasks for gone, --tasks NAME"):
         evaluate(trained, EvaluationOptions(), World.single())
     Path("more.yaml").write_text("include: program.yaml\ntask: more\n")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def train(folder: Path, preset: str, *settings: str) -> dict[str, Any]:
     """The last validation of a run."""
-    common = [f"out={folder}", "name=run", "log.quiet=true", "log.tensorboard=false", "samples_at_end=0", "max_steps=4"]
+    common = [f"out={folder}", "name=run", "log.quiet=true", "log.tensorboard=false", "log.samples=0", "max_steps=4"]
     assert main(["train", "mdlm", f"--preset={preset}", *common, *settings]) == 0
     rows = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if "val/nll" in row][-1]

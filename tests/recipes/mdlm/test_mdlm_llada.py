@@ -49,7 +49,7 @@ print(json.dumps({
 
 
 def settings(name: str, *more: str) -> list[str]:
-    plain = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--samples_at_end=0"]
+    plain = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--log.samples=0"]
     return ["train", "mdlm", *plain, "--data_dir=data", "--data.limit=null", "--name", name, *more]
 
 

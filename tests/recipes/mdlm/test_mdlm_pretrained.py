@@ -27,6 +27,7 @@ from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.pretrained import export, model_tokenizer, read_pretrained, resolve_network
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
+from samestep.train.record.config import Log
 from samestep.train.record.run_record import RunRecord
 from samestep.train.trained import export as exporting
 from samestep.train.trained.export import ExportOptions, bytes_of
@@ -66,7 +67,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def make(
         shape: TransformerConfig = SHAPE, averaged: bool = False, tokenizer: Any = None, **settings: Any
     ) -> RunDir:
-        config = MdlmConfig(model=shape, samples_at_end=0, **settings)
+        config = MdlmConfig(model=shape, log=Log(samples=0), **settings)
         rundir = RunDir(Path("runs/a"))
         RunRecord("mdlm", dump(config), "", 8).write(rundir)
         state = {"model": Saved(network(shape=shape).state_dict())}

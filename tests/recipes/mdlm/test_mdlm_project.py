@@ -98,7 +98,7 @@ def test_it_trains_a_published_model_with_the_banner_and_files_that_people_look_
     project = make_project("mdlm", tmp_path / "my-llada")
     llada_folder(tmp_path / "llada", tmp_path / "ran")
     really("samestep data prepare data/lighthouse.txt --tokenizer ../llada --sequence_length 64 --out corpus", project)
-    done = really("./launch_training.sh 2 corpus --model_name ../llada --epochs 1 --name a --samples_at_end 0", project)
+    done = really("./launch_training.sh 2 corpus --model_name ../llada --epochs 1 --name a --log.samples 0", project)
     rows = {line[:20].strip(): line[20:].strip() for line in done.stdout.splitlines()}
     assert rows["available GPUs"] == str(torch.cuda.device_count())
     assert rows["dataset"] == "corpus"

@@ -66,7 +66,7 @@ def test_they_are_drawn_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
     many = records(tmp_path / "many.jsonl", *(f"text number {n} of many" for n in range(60)))
     few = records(tmp_path / "few.jsonl", *(f"text number {n} of few" for n in range(10)))
     settings = [f"data.path=[{many}:1,{few}:3]", f"out={tmp_path}", "data.limit=null", "evidence=true", "max_steps=8"]
-    settings += ["samples_at_end=0", "pt_checkpoints=false", "global_batch_size=8", "batch_size=2"]
+    settings += ["log.samples=0", "pt_checkpoints=false", "global_batch_size=8", "batch_size=2"]
     drawn = {}
     for ranks, launch in ((1, []), (2, ["--nproc", "2"])):
         assert main(["train", "mdlm", *launch, "--preset=verify", f"name=ranks_{ranks}", *settings]) == 0

@@ -16,7 +16,7 @@ FAILS = {"FAILS_AT": "5"}
 RUN = Path("runs/a")
 MDLM = [
     *("train", "mdlm", "--preset", "verify", "--name", "a", "--max_steps", "100000", "--max_time", "1s"),
-    *("--samples_at_end", "0", "--no-log.tensorboard", "--data.sequence_length", "16", "--data.limit", "null"),
+    *("--log.samples", "0", "--no-log.tensorboard", "--data.sequence_length", "16", "--data.limit", "null"),
 ]
 
 

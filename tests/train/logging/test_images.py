@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.train.logging.sinks import image_array
+from samestep.train.logging.images import image_array
 
 
 def test_layouts_and_types() -> None:

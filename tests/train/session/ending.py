@@ -6,7 +6,7 @@ The best error is the largest one, which is that of the first validation.
 import torch
 from torch import Tensor, nn
 
-from samestep import Bench, Config, Every, Fit, Recipe, Stage, Tick
+from samestep import Bench, Config, Every, Fit, Recipe, Stage, Tick, samples
 from samestep.train.logging.metrics import Metrics
 
 Batch = dict[str, Tensor]
@@ -31,21 +31,21 @@ class Noted(Fit):
         super().__init__(bench.learner(net), bench.feed(points(40)), loss, validation=validation)
 
     def step(self, tick: Tick) -> Metrics:
-        self.bench.log_text("step", "one more")
+        self.bench.log_samples("step", "one more")
         return super().step(tick)
 
 
 def hooks(task: Fit, bench: Bench) -> list[Every]:
     def log(tick: Tick) -> None:
-        bench.log_text("note", f"after step {tick.step + 1}: {sorted(bench.validation)}")
-        bench.log_image("square", torch.full((3, 4, 5), 0.5))
+        bench.log_samples("note", f"after step {tick.step + 1}: {sorted(bench.validation)}")
+        bench.log_samples("square", samples.Image(torch.full((3, 4, 5), 0.5)))
 
     return [Every(2, log)]
 
 
 def finish(task: Fit, bench: Bench) -> None:
     weights = task.learner.weights(full=True)
-    bench.log_text("end", "this is the end")
+    bench.log_samples("end", "this is the end")
     if bench.world.is_main:
         path = bench.artifact("weights.pt")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_weights_outside_of_a_run_have_no_validation(shell: Shell) -> None:
 
 
 def test_recipes_with_the_verb_have_a_switch(shell: Shell) -> None:
-    short = ["max_steps=2", "samples_at_end=0", "log.tensorboard=false"]
+    short = ["max_steps=2", "log.samples=0", "log.tensorboard=false"]
     train(shell, "mdlm", *short)
     rows = [row for row in JsonLines(RunDir(Path("runs/a")).metrics) if "val/nll" in row]
     codes, output = shell("evaluate", "a", "--validation", "--out", "found.json")

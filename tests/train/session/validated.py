@@ -47,7 +47,7 @@ class Validated(Fit):
         found += [torch.rand(()).item(), random.random(), np.random.random(), getattr(self, "first", None)]
         self.held["steps"].append(tick.step)
         self.first = found
-        self.bench.log_text("validated", str(found))
+        self.bench.log_samples("validated", str(found))
         if self.bench.world.is_main:
             with open("found", "a") as file:
                 file.write(f"{found}\n")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, UserError, WholeSet
+from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, UserError, WholeSet, samples
 from samestep.core.json_files import write_json
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import TEXTS, Origin, load_data
@@ -44,6 +44,8 @@ from samestep.train.logging.metrics import MetricValues
 
 NDCG = "ndcg@10"
 KS = (1, 10, 100)
+HITS, MOST_COMPARED = 5, 20_000
+"""Passages of a query that are shown; and up to how many texts the teacher's ranks are shown beside them."""
 SHOWN = (NDCG, "recall@10", COSINE)
 """The metrics of a validation that come first, since the screen has no room for all."""
 ALIGN, RANK = "align", "rank"
@@ -65,6 +67,7 @@ class PhaseTask:
             write_json(bench.artifact(TEXTS), known)
         self.learner = bench.learner(self.models.student.network, name=MODEL)
         self.vectors: CachedVectors | None = None
+        self._by_teacher: Tensor | None = None
         self.teacher: LiveTeacher | None = None
         self.readings: Readings = self.models.readings
         self.origins: list[Origin] = list(self.data.origins)
@@ -124,12 +127,46 @@ class PhaseTask:
             return {"vector": vectors, COSINE: cosine(unit_prefix(vectors, dims[0]), wanted)}
 
         def metrics(rows: dict[str, Tensor]) -> dict[str, float]:
-            found = retrieval_by_dim(rows["vector"][places], held_out, dims)
+            vectors = rows["vector"][places]
+            self.bench.log_samples("hits", *self._hits(vectors, held_out))
+            found = retrieval_by_dim(vectors, held_out, dims)
             found[COSINE] = float(rows[COSINE].double().mean())
             return {name: found[name] for name in SHOWN} | found
 
         rows = self.text_rows([numbers[number] for number in longest_first])
         return self.bench.evaluation_feed(rows, collate=self.collate), WholeSet(outputs, metrics)
+
+    def _hits(self, vectors: Tensor, held_out: RetrievalSet) -> list[samples.Hits]:
+        """What the student finds for the first queries, and where the teacher has it; on rank 0."""
+        count = min(self.bench.sample_count, len(held_out.queries))
+        if not count:
+            return []
+        unit, first = unit_prefix(vectors, self.models.dims[0]), len(held_out.queries)
+        queries, passages = unit[:count], unit[first:]
+        by_teacher = self._teacher_scores(count)
+        found = []
+        for query, ranked in enumerate(rank_by_vectors(queries, passages, HITS)):
+            hits = []
+            for passage in (passage for passage in ranked if passage != held_out.itself.get(query)):
+                score = float(queries[query] @ passages[passage])
+                ranks = {}
+                if by_teacher is not None:
+                    ranks["teacher"] = int((by_teacher[query] > by_teacher[query, passage]).sum()) + 1
+                relevant = passage in held_out.relevant[query]
+                hits.append(samples.Hit(held_out.passages[passage], score, relevant, ranks))
+            found.append(samples.Hits(held_out.queries[query], hits))
+        return found
+
+    def _teacher_scores(self, count: int) -> Tensor | None:
+        """The teacher's scores of all passages for the first queries, computed once; None where its vectors are not
+        cached, or are too many to read for this."""
+        numbers, first = self.data.held_out_texts, len(self.data.held_out.queries)
+        if self.vectors is None or len(numbers) > MOST_COMPARED:
+            return None
+        if self._by_teacher is None or len(self._by_teacher) < count:
+            own = self.vectors.of(numbers)
+            self._by_teacher = own[:count] @ own[first:].T
+        return self._by_teacher
 
 
 class Align(PhaseTask):

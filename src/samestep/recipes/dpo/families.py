@@ -18,6 +18,7 @@ from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.config import DataConfig, DpoConfig
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
+from samestep.train.record.samples import Sample
 
 
 class Numbered(Protocol):
@@ -139,6 +140,9 @@ class Family(Protocol):
 
     def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
         """A batch with sequences that the network wrote itself, for the term that keeps them different."""
+
+    def shown(self, network: nn.Module, batch: Batch, terms: Mapping[str, Tensor]) -> Sequence[Sample]:
+        """The rows of a batch for people to look at; `terms` are those of the loss. All ranks call it alike."""
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write weights as other programs read them, atomically."""

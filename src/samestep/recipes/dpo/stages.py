@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, LanguageModel, Metrics, Stage, Tick, UserError, World
+from samestep import TRAINING_SETTINGS, Bench, Dump, LanguageModel, Metrics, Stage, Tick, UserError, World
 from samestep.data.records.mixture import shown
 from samestep.kit.epoch_files import epoch_file
 from samestep.kit.named_model import is_at_hand
@@ -82,7 +82,7 @@ def _is_at_hand(config: DpoConfig) -> bool:
 
 def stages(config: DpoConfig) -> list[Stage]:
     """The reference's log-probabilities, if they are cached, and training."""
-    train = Stage("dpo", _train, validate=Fit.validate, best=(BEST, "min"), hooks=_hooks, shown=SHOWN)
+    train = Stage("dpo", _train, validate=Preferences.validate, best=(BEST, "min"), hooks=_hooks, shown=SHOWN)
     if config.reference == "live":
         return [train]
     return [Stage(REFERENCE, _compute_reference, ignores=_UNUSED_BY_REFERENCE), train]

@@ -21,7 +21,7 @@ from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import DPO, SAMPLED, SFT, Objective, PairLogProbs, first_loss, pair_terms
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.frozen import Frozen
-from samestep.train.logging.metrics import MetricAccumulator
+from samestep.train.logging.metrics import MetricAccumulator, MetricValues
 from samestep.train.record.config import named_source
 from samestep.train.record.run_record import run_path
 
@@ -74,6 +74,18 @@ class Preferences(Fit):
         if tick.step == 0:
             self._say_first(metrics)
         return metrics
+
+    def validate(self, tick: Tick) -> MetricValues:
+        """The first validation rows are written as samples, too."""
+        found = super().validate(tick)
+        if count := self._bench.sample_count:
+            assert self.validation is not None
+            rows = self.validation.first_rows(count)
+            with self.learner.inference() as network:
+                terms = self.learner.measure(self._loss, rows)
+                shown = self.family.shown(network, rows, terms)
+            self._bench.log_samples("pairs", *shown)
+        return found
 
     def _sampled(self, step: int, batch: Batch) -> Batch:
         assert self._draws is not None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
-from samestep import Batch, LanguageModel, World, completion_log_probs, open_language_model
+from samestep import Batch, LanguageModel, World, completion_log_probs, open_language_model, samples
 from samestep.core.json_files import atomic_file
 from samestep.data.records.too_long import LengthLimit
 from samestep.kit.language_model import without_dropout
@@ -130,6 +130,15 @@ class TextFamily:
     def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
         """Not for texts; settings that ask for it are refused."""
         raise NotImplementedError
+
+    def shown(self, network: nn.Module, batch: Batch, terms: Mapping[str, Tensor]) -> list[samples.Pair]:
+        """Both answers, with the reward that the policy gives them."""
+        found = []
+        for row in range(len(batch["live"])):
+            texts = {name: self._model.decode(batch[name][row][batch[f"is_{name}"][row]].tolist()) for name in COLUMNS}
+            rewards = {name: float(terms[f"{name}_reward"][row]) for name in COLUMNS[1:]}
+            found.append(samples.Pair({name: texts[name] for name in rewards}, texts["prompt"], scores=rewards))
+        return found
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         with atomic_file(path) as file:

@@ -35,6 +35,7 @@ from samestep import (
     evaluate,
     free,
     gather_rows,
+    samples,
 )
 from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.core.config.checked import CheckedConfig
@@ -316,8 +317,22 @@ class Benchmark:
             **_named("baseline_", {**_wins(then), **self._baseline_metrics}),
             **_named("human_", self._human_metrics),
         }
-        self._bench.log_text("benchmark", benchmark_table(found, len(texts)))
+        self._bench.log_samples("benchmark", benchmark_table(found, len(texts)))
+        self._bench.log_samples("completions", *self._pairs(texts, now))
         return {f"benchmark/{name}": value for name, value in found.items()}
+
+    def _pairs(self, texts: Sequence[str], verdicts: Verdicts) -> list[samples.Pair]:
+        """What the generator wrote beside what people did, and what the judge said."""
+        names = {1.0: "human", 0.0: "generator", 0.5: samples.TIE}
+        found = list(zip(self._rows.records, texts, verdicts.right, strict=True))[: self._bench.sample_count]
+        return [
+            samples.Pair(
+                {"human": record.human, "generator": text},
+                record.prompt,
+                [None if value is None else names[value] for value in right],
+            )
+            for record, text, right in found
+        ]
 
     def _written(self) -> dict[str, Tensor]:
         """What the generator writes for all records now: `tokens` [records, max_new_tokens] and `lengths`."""

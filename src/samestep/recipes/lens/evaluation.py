@@ -29,6 +29,7 @@ from samestep.data.split import PART_NOTES
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, model_of, open_activations, rows_of
 from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.language_model import context_of
 from samestep.recipes.lens.measuring import (
     LENS,
     METHODS,
@@ -205,20 +206,6 @@ def records_of(values: Mapping[str, Tensor], subject: Subject) -> list[dict[str,
         }
         found.append({"row": row, "position": position, **context_of(model, tokens, position), **texts, **metrics})
     return found
-
-
-def context_of(model: LanguageModel, tokens: Sequence[int], position: int) -> dict[str, str]:
-    """The text `before` the token of an activation, the `token`, and the text `after` it, which the model had not
-    read; without the token that begins a text, and without padding."""
-    start = int(bool(tokens) and tokens[0] == model.bos and position > 0)
-    stop = len(tokens)
-    while stop > position + 1 and tokens[stop - 1] == model.pad:
-        stop -= 1
-    return {
-        "before": model.spell(tokens[start:position]),
-        "token": model.spell(tokens[position : position + 1]),
-        "after": model.spell(tokens[position + 1 : stop]),
-    }
 
 
 def visible(text: str) -> str:

@@ -1,5 +1,6 @@
 """The frozen language model: the one that is named, or the built-in one with the weights of the first stage."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,3 +70,17 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> tuple[list[int], list[in
     """The tokens before and after the activation's place in the decoder's prompt."""
     before, after = prompt.split(SLOT)
     return [*first_tokens(model), *model.encode(before)], model.encode(after)
+
+
+def context_of(model: LanguageModel, tokens: Sequence[int], position: int) -> dict[str, str]:
+    """The text `before` the token of an activation, the `token`, and the text `after` it, which the model had not
+    read; without the token that begins a text, and without padding."""
+    start = int(bool(tokens) and tokens[0] == model.bos and position > 0)
+    stop = len(tokens)
+    while stop > position + 1 and tokens[stop - 1] == model.pad:
+        stop -= 1
+    return {
+        "before": model.spell(tokens[start:position]),
+        "token": model.spell(tokens[position : position + 1]),
+        "after": model.spell(tokens[position + 1 : stop]),
+    }

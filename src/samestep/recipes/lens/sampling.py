@@ -18,7 +18,8 @@ from samestep.kit.prompts import PromptOptions
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import model_of
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.evaluation import context_of, visible
+from samestep.recipes.lens.evaluation import visible
+from samestep.recipes.lens.language_model import context_of
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.task import LEARNER
 from samestep.train.trained.batch_inference import compute_rows, network_of

@@ -37,10 +37,11 @@ from samestep import (
     evaluate,
     gather_rows,
     policy,
+    samples,
 )
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig, ValueSchedule
-from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model, prompt_tokens
+from samestep.recipes.lens.language_model import LANGUAGE_MODEL, context_of, open_model, prompt_tokens
 from samestep.recipes.lens.measuring import explained_variance, variance_of
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.parts import Kind, LensShape
@@ -87,7 +88,22 @@ class LensStage:
         if self._variance is None:
             self._variance = variance_of(gather_rows(self.learner, self._validation, _activation)["activation"])
         explained = {FVE: explained_variance(found.pop("error"), self._variance)}
+        if count := self.bench.sample_count:
+            self.bench.log_samples("explanations", *self._explained(self._validation.first_rows(count)))
         return {f"val/{name}": value for name, value in (explained | found).items()}
+
+    def _explained(self, rows: Batch) -> list[samples.Explanation]:
+        """Drawn explanations of some rows, on every rank."""
+        with self.learner.inference() as network:
+            activation = network(rows, Lens.activation)["activation"]
+            found = network({**rows, "activation": activation}, Lens.explain)
+        errors = relative_error(activation, found["rebuilt"]).tolist()
+        given = zip(rows["tokens"].tolist(), rows["position"].tolist(), found["tokens"].tolist(), errors, strict=True)
+        shown = []
+        for tokens, position, written, error in given:
+            context = context_of(self.model, tokens, position)
+            shown.append(samples.Explanation(context["before"], context["token"], self.model.spell(written), error))
+        return shown
 
     def draw(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
         """What a batch has beside its keys with the activations, and drawn explanations of them; without gradients."""

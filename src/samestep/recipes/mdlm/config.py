@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from samestep import Config, NoEffect, UserError, free
-from samestep.core.config.bounds import CountOrZero, Decay
+from samestep import Config, NoEffect, UserError
+from samestep.core.config.bounds import Decay
 from samestep.data.pydoc_topics import PROSE
 from samestep.data.records.reading import only_for_records
 from samestep.models.transformer import TransformerConfig
@@ -159,7 +159,7 @@ class MdlmConfig(Config):
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     """How tokens are masked, how rows are weighed, and how validation averages over it."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """How text is sampled at the end of training and by `samestep sample`."""
+    """How text is sampled in validation and by `samestep sample`."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights with this decay, such as 0.999, for validation, sampling and
     export; 0: no average."""
@@ -167,15 +167,13 @@ class MdlmConfig(Config):
     """Put chats of similar length into one step, for less padding."""
     pt_checkpoints: bool = False
     """Also write checkpoint_epoch_N.pt after every epoch, for older scripts; `--resume FILE` continues from one."""
-    samples_at_end: CountOrZero = free(1)
-    """Texts to sample and show when training is done."""
 
     def __post_init__(self) -> None:
         """Refuse settings that would fail only after hours."""
-        if self.samples_at_end and self.sampling.max_new_tokens > self.model.max_sequence_length:
+        if self.log.samples and self.sampling.max_new_tokens > self.model.max_sequence_length:
             raise UserError(
                 f"Set sampling.max_new_tokens to at most model.max_sequence_length={self.model.max_sequence_length}, "
-                f"or samples_at_end to 0; it is {self.sampling.max_new_tokens}."
+                f"or log.samples to 0; it is {self.sampling.max_new_tokens}."
             )
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep import Fit, Learner, Metrics, Tick
+from samestep import Learner, Metrics, Tick
 from samestep.core.json_files import Json, atomic_file
 from samestep.kit.epoch_files import epoch_file
 from samestep.parallel.wrap import full_tensor
+from samestep.recipes.mdlm.writing import WritingFit
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, is_loss
 from samestep.train.weights.sources import OUTER, read_extra
@@ -74,7 +75,7 @@ class EpochFiles:
     """A file of this kind that the run continues from."""
 
 
-class FitWithEpochFiles(Fit):
+class FitWithEpochFiles(WritingFit):
     """`Fit` that also writes a file after every epoch.
 
     A file is written when the next epoch begins, or by `write_pending` at the end: only then validation is done.

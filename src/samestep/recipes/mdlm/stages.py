@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from samestep import Average, Bench, Bucketed, Feed, Fit, Stage, Tick, Trained, UserError, Weighted, World
+from samestep import Average, Bench, Bucketed, Feed, Stage, Tick, Trained, UserError, Weighted, World
 from samestep.core.json_files import write_json
 from samestep.data.order import Order
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, PROSE
@@ -32,8 +31,8 @@ from samestep.recipes.mdlm.pretrained import (
 )
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
 from samestep.recipes.mdlm.published_code import CODE, record_code
-from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.recipes.mdlm.tokenizer import load_tokenizer
+from samestep.recipes.mdlm.writing import Writer, WritingFit
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.record.config import named_source
 from samestep.train.trained.trained_model import TOKENIZER, open_trained
@@ -145,7 +144,7 @@ def describe(config: MdlmConfig) -> dict[str, str]:
     }
 
 
-def _build(bench: Bench) -> Fit:
+def _build(bench: Bench) -> WritingFit:
     config: MdlmConfig = bench.config
     text = load(config.data)
     # A resumed run has its own copy of the tokenizer, with the other tokenizer files of the pretrained model.
@@ -161,7 +160,7 @@ def _build(bench: Bench) -> Fit:
                 bench.banner["code"] = record_code(model_code(initial), bench.artifact(CODE))
             text.tokenizer.save(bench.artifact(TOKENIZER))
     learner = bench.learner(lambda: Transformer(config.model))
-    fit = partial(FitWithEpochFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
+    fit = partial(FitWithEpochFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else WritingFit
     return fit(
         learner,
         feed,
@@ -171,6 +170,7 @@ def _build(bench: Bench) -> Fit:
         derive=lambda found: nll_metrics(found["nll"], text.validation_bytes_per_token),
         average=Average(learner, config.ema_decay) if config.ema_decay else None,
         change=pair_rows if config.objective.antithetic else None,
+        writer=Writer(bench, text),
     )
 
 
@@ -197,7 +197,7 @@ def describe_padding(chats: AnswerRows, rows: TokenRows, order: Order) -> str:
     return f"{padding / padded:.1%} of all tokens, {padding / (padded - prompts):.1%} of those that count as answer"
 
 
-def _validate(task: Fit, tick: Tick) -> Mapping[str, float]:
+def _validate(task: WritingFit, tick: Tick) -> Mapping[str, float]:
     return task.validate(tick)  # of a subclass too, unlike `Fit.validate`
 
 
@@ -216,25 +216,11 @@ def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
     )
 
 
-def _finish(task: Fit, bench: Bench) -> None:
-    """Write the last epoch's file, and sample text without a prompt, or answers to prompts of the validation rows."""
+def _finish(task: WritingFit, bench: Bench) -> None:
+    """Write the last epoch's file, and print a text, or the answer to the prompt of a validation row."""
     if isinstance(task, FitWithEpochFiles):
         task.write_pending()
-    config: MdlmConfig = bench.config
-    if not config.samples_at_end:
-        return
-    text = load(config.data)
-    vocabulary, decode = text.tokenizer.vocabulary, text.tokenizer.decode
-    for number in range(config.samples_at_end):
-        row = text.validation[number % len(text.validation)]
-        prompt = row["tokens"][: int(row["prompt"])]
-        longest = config.model.max_sequence_length - len(prompt)
-        options = replace(config.sampling, max_new_tokens=min(config.sampling.max_new_tokens, longest))
-        ids = torch.tensor([number], device=bench.world.device)
-        generating = bench.world.activity.doing("generate")
-        with generating, task.weights_in_use(), task.learner.inference() as module:
-            given = prompt[None].to(bench.world.device)
-            tokens = sample(module, given, options, seed=config.seed, ids=ids, vocabulary=vocabulary)[0].tolist()
-        sampled = decode(until_end(tokens[len(prompt) :], vocabulary))
-        shown_prompt = f"\nprompt:\n{decode(prompt.tolist())}\n" if text.sft else ""
-        bench.screen.print(f"{shown_prompt}\n{'answer' if text.sft else 'sampled text'}:\n{sampled}\n")
+    assert task.writer is not None
+    for sample in task.writer.texts(task, min(1, bench.sample_count)):
+        shown_prompt = f"\nprompt:\n{sample.prompt}\n" if task.writer.answers else ""
+        bench.screen.print(f"{shown_prompt}\n{task.writer.name}:\n{sample.text}\n")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from samestep.core.arguments import explains_arguments
 from samestep.core.errors import UserError
@@ -48,11 +48,12 @@ from samestep.train.learner.preparation import Choices
 from samestep.train.logging.compile_notice import CompileNotice
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricValues
-from samestep.train.logging.sinks import Sink, image_array
+from samestep.train.logging.sample_log import SampleLog
 from samestep.train.record.config import Config
 from samestep.train.record.first_launch import StageInfo
 from samestep.train.record.plan import Plan, Schedule
 from samestep.train.record.progress import Progress
+from samestep.train.record.samples import Sample
 from samestep.train.record.stop import Stop
 from samestep.train.weights.first_weights import FirstWeights
 from samestep.train.weights.frozen_networks import FrozenNetworks
@@ -89,8 +90,10 @@ class Bench:
     stop: Stop | None = None
     """When the run stops; None where nothing can ask it to."""
     learners: list[Learner] = field(default_factory=list)
-    sinks: Sequence[Sink] | None = None
-    """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
+    sample_logs: Sequence[SampleLog] | None = None
+    """Where rank 0 writes samples; empty on other ranks, None before the first step."""
+    is_trial: bool = False
+    """Whether code of the recipe only runs to see whether it works: nothing is written."""
     is_built: bool = False
     """Whether the stage's task is built."""
     banner: dict[str, str] = field(default_factory=dict)
@@ -242,15 +245,18 @@ class Bench:
         )
         return learner
 
-    def log_text(self, name: str, text: str) -> None:
-        """Show a text in TensorBoard and W&B. Every rank may call it in a step, a hook or `finish`; rank 0 writes."""
-        for sink in self._open_sinks():
-            sink.write_text(self.progress.current, name, text)
+    def log_samples(self, name: str, *given: Sample | str) -> None:
+        """Show what the network makes: texts, or samples of another kind (`samestep.samples`), `log.samples` of a name
+        and step at most. Every rank may call it in a step, a validation, a hook or `finish`; rank 0 writes."""
+        if self.sample_logs is None:
+            raise RuntimeError("samples can be logged once training has begun: in a step, a hook or `finish`")
+        for log in self.sample_logs:
+            log.write(self.progress.current, name, given)
 
-    def log_image(self, name: str, image: Tensor) -> None:
-        """Likewise an image: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to 1."""
-        for sink in self._open_sinks():
-            sink.write_image(self.progress.current, name, image_array(name, image))
+    @property
+    def sample_count(self) -> int:
+        """How many samples to make, equal on all ranks: `log.samples`, and one where validation is only tried."""
+        return min(self.config.log.samples, 1 if self.is_trial else self.config.log.samples)
 
     @property
     def validation(self) -> MetricValues:
@@ -302,11 +308,6 @@ class Bench:
         """The rows of an array artifact of this stage, or of an earlier one, memory-mapped; refused if it was computed
         from something else than `key` says. Collective."""
         return open_array_rows(self.artifact(name, stage), self.world, self.shared, key)
-
-    def _open_sinks(self) -> Sequence[Sink]:
-        if self.sinks is None:
-            raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
-        return self.sinks
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""

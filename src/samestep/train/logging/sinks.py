@@ -6,25 +6,22 @@ step is written once.
 """
 
 import secrets
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from samestep.core.errors import UserError
 from samestep.core.json_files import JsonLines, read_object, write_json
-from samestep.core.pages.html import element
 from samestep.core.rundir import RunDir
 from samestep.train.logging.hparams import hparams_summary
+from samestep.train.logging.images import png_size
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import Config
+from samestep.train.record.samples import as_cells, as_text
 
 Row = Mapping[str, Any]
-_CHANNELS = (1, 3, 4)
 
 
 class Sink(Protocol):
@@ -36,11 +33,8 @@ class Sink(Protocol):
     def write_best(self, step: int, name: str, value: float) -> None:
         """After `step` steps a metric had its best value so far. It is written by `write` as well."""
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Write a text after `step` steps."""
-
-    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Write an image, uint8 [H, W, C], after `step` steps."""
+    def write_samples(self, rows: Sequence[Row]) -> None:
+        """Write samples of one name and step, as samples.jsonl has them."""
 
     def flush(self) -> None:
         """Bring what was written so far to the disk: a run resumed from the next checkpoint will not write it again."""
@@ -66,10 +60,7 @@ class JsonSink:
     def write_best(self, step: int, name: str, value: float) -> None:
         """It is among the events of the run."""
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Rows of metrics hold numbers alone."""
-
-    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+    def write_samples(self, rows: Sequence[Row]) -> None:
         """Rows of metrics hold numbers alone."""
 
     def flush(self) -> None:
@@ -88,6 +79,7 @@ class TensorBoardSink:
     def __init__(self, rundir: RunDir, stage: str, step: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._run = rundir.path
         self._writer = SummaryWriter(str(rundir.tensorboard / stage), purge_step=step + 1)
         self._writer.file_writer.add_summary(hparams_summary(settings))
 
@@ -102,12 +94,21 @@ class TensorBoardSink:
         """A curve of its own, because the HParams tab shows the last value of a curve."""
         self._writer.add_scalar(f"best/{name}", value, step)
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Under Text, as it is and not as Markdown."""
-        self._writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
+    def write_samples(self, rows: Sequence[Row]) -> None:
+        """Pictures under Images, all else under Text, as it is and not as Markdown."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        self._writer.add_image(name, image, step, dataformats="HWC")
+        name, step = rows[0]["name"], rows[0]["step"]
+        texts = [as_text(row) for row in rows if "image" not in row]
+        if texts:
+            lines = "\n\n".join(texts).splitlines()
+            self._writer.add_text(name, "\n".join(f"    {line}" for line in lines), step)
+        for number, row in enumerate(row for row in rows if "image" in row):
+            content = (self._run / row["image"]).read_bytes()
+            width, height = png_size(content)
+            picture = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
+            value = Summary.Value(tag=f"{name}/{number}" if number else name, image=picture)
+            self._writer.file_writer.add_summary(Summary(value=[value]), step)
 
     def flush(self) -> None:
         """Write out what is queued."""
@@ -129,8 +130,8 @@ class WandbSink:
     With a server W&B knows how many rows it has. Offline, a killed launch leaves a file that may lack its last rows:
     its folder is renamed, and its rows are sent again.
 
-    Texts and images wait as well, and go with the next row of metrics. They are not in metrics.jsonl: those that wait
-    when a launch is killed, or are in the renamed folder, are in TensorBoard alone.
+    Samples wait as well, and go with the next row of metrics of their stage. They are read again from samples.jsonl as
+    the rows are from metrics.jsonl; the state counts those that the end of a launch sent without a row.
     """
 
     def __init__(
@@ -171,8 +172,13 @@ class WandbSink:
         self._stages: set[str] = set()
         self._number = 0
         self._waiting: list[tuple[int, Row]] = []
-        self._media: list[tuple[int, Row]] = []
+        self._path = rundir.path
+        self._samples: dict[str, deque[Row]] = defaultdict(deque)
+        self._taken = state.get("samples", 0)
         self._covered = -1  # the step of the last checkpoint
+        for number, row in enumerate(JsonLines(rundir.samples)):
+            if number >= self._taken:
+                self._samples[row["stage"]].append(row)
         for row in JsonLines(rundir.metrics):
             self._send(self._take_number(), row)
 
@@ -183,17 +189,9 @@ class WandbSink:
     def write_best(self, step: int, name: str, value: float) -> None:
         """W&B finds it among the rows."""
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Keep the text until a row of metrics goes."""
-        from wandb import Html
-
-        self._media.append((step, {name: Html(element("pre", text))}))
-
-    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Keep the image until a row of metrics goes."""
-        from wandb import Image
-
-        self._media.append((step, {name: Image(image)}))
+    def write_samples(self, rows: Sequence[Row]) -> None:
+        """Keep them until a row of metrics goes."""
+        self._samples[self._stage].extend(rows)
 
     def flush(self) -> None:
         """What waits is in metrics.jsonl too."""
@@ -203,43 +201,66 @@ class WandbSink:
         self._covered = step
         while self._waiting and self._waiting[0][1]["step"] <= step:
             number, row = self._waiting.pop(0)
-            self._send(number, {**row, **self._media_up_to(row["step"])})
-        self._send_more(self._media_up_to(step))
+            self._send(number, row)
 
     def close(self) -> None:
-        """End the run; rows that no checkpoint covers are never sent."""
-        self._send_more(self._media_up_to(self._covered))
+        """End the run; rows that no checkpoint covers are never sent. Samples that no row came after go with the row
+        that was sent last, which W&B keeps open until the next."""
+        rows = self._take_samples(self._stage, self._covered) if self._sent else []
+        if rows:
+            self._run.log(self._media(rows), step=self._sent - 1)
         folder = Path(self._run.dir).parent.name
         self._run.finish()
-        write_json(self._state_file, {"id": self._id, "rows": self._sent, "finished": [*self._finished, folder]})
+        sent = {"rows": self._sent, "samples": self._taken}
+        write_json(self._state_file, {"id": self._id, **sent, "finished": [*self._finished, folder]})
 
-    def _media_up_to(self, step: int) -> dict[str, Any]:
-        """What waits of the steps up to `step`, of each name the newest; it waits no more."""
-        ready, self._media = [m for m in self._media if m[0] <= step], [m for m in self._media if m[0] > step]
-        return {name: value for _, media in ready for name, value in media.items()}
+    def _take_samples(self, stage: str, step: int) -> list[Row]:
+        """Those of a stage that wait, up to a step; they wait no more."""
+        waiting, found = self._samples[stage], list[Row]()
+        while waiting and waiting[0]["step"] <= step:
+            found.append(waiting.popleft())
+        self._taken += len(found)
+        return found
 
-    def _send_more(self, media: Row) -> None:
-        """Add texts and images to the row that was sent last, which W&B keeps open until the next."""
-        if media and self._sent:
-            self._run.log({f"{self._stage}/{name}": value for name, value in media.items()}, step=self._sent - 1)
+    def _media(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Samples of one stage as W&B shows them, of each name those of the newest step: pictures, or a table."""
+        from wandb import Image, Table
+
+        newest: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            newest[row["name"]] = [one for one in newest[row["name"]] if one["step"] == row["step"]] + [row]
+        media: dict[str, Any] = {}
+        for name, found in newest.items():
+            key, files = f"{found[0]['stage']}/{name}", [self._path / str(row.get("image")) for row in found]
+            pictures = [Image(str(f), caption=row["caption"]) for f, row in zip(files, found) if f.is_file()]
+            cells = [as_cells(row) for row in found if "image" not in row]
+            columns = list(dict.fromkeys(column for row in cells for column in row))
+            if pictures:
+                media[key] = pictures
+            if cells:
+                media[key] = Table(columns=columns, data=[[row.get(column) for column in columns] for row in cells])
+        return media
 
     def _take_number(self) -> int:
         self._number += 1
         return self._number - 1
 
     def _send(self, number: int, row: Row) -> None:
-        """One row with its stage's own step, so that stages do not collide; not if W&B has it already."""
+        """One row with its stage's own step, so that stages do not collide, and the samples that wait for it; not if
+        W&B has it already."""
+        stage = row["stage"]
+        samples = self._take_samples(stage, row["step"])
         if number < self._sent:
             return
         self._sent = number + 1
-        stage = row["stage"]
         if stage not in self._stages:
             self._stages.add(stage)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             if stage in self._bests:
                 name, mode = self._bests[stage]
                 self._run.define_metric(f"{stage}/{name}", step_metric=f"{stage}/step", summary=f"{mode},last")
-        self._run.log({f"{stage}/{name}": value for name, value in row.items() if name != "stage"}, step=number)
+        numbers = {f"{stage}/{name}": value for name, value in row.items() if name != "stage"}
+        self._run.log({**numbers, **self._media(samples)}, step=number)
 
 
 def _offline_folders(rundir: RunDir, run_id: str) -> list[Path]:
@@ -271,22 +292,3 @@ def open_sinks(
     if config.log.wandb:
         sinks.append(WandbSink(rundir, stage, config, run_settings, bests))
     return sinks
-
-
-def image_array(name: str, image: Tensor) -> np.ndarray:
-    """An image as `write_image` takes it. Floats count from 0 to 1, and what lies outside is cut off; NaN is black.
-
-    Where both the first and the last dimension could be channels, the first is taken.
-    """
-    image = torch.as_tensor(image).detach().cpu()
-    image = image[None] if image.ndim == 2 else image
-    if image.ndim != 3 or not (image.shape[0] in _CHANNELS or image.shape[2] in _CHANNELS):
-        raise UserError(
-            f"the image {name!r} has the shape {list(image.shape)}; log one of [C, H, W], [H, W, C] or [H, W] with "
-            "1, 3 or 4 channels"
-        )
-    if image.is_floating_point():
-        image = (image.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
-    elif image.dtype != torch.uint8:
-        raise UserError(f"the image {name!r} is of type {image.dtype}; log uint8, or floats from 0 to 1")
-    return (image.permute(1, 2, 0) if image.shape[0] in _CHANNELS else image).contiguous().numpy()

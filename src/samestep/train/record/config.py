@@ -83,6 +83,8 @@ class Log(CheckedConfig):
 
     every: Count = 10
     """Steps between two rows of metrics."""
+    samples: CountOrZero = free(4)
+    """Samples of what the network makes that are written at each validation, to look at; 0: none are made."""
     level: Literal["debug", "info", "warning", "error"] = free("warning")
     """Messages on the terminal; the log files always hold info and above."""
     quiet: bool = free(False)

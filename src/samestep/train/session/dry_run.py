@@ -21,6 +21,7 @@ def dry_run(ready: ReadyStage) -> Iterator[ExitStack]:
             stack.enter_context(learner.uncompiled())
         if ready.recorder:
             stack.enter_context(ready.recorder.silent())
-        sinks, bench.sinks = bench.sinks, ()
-        stack.callback(setattr, bench, "sinks", sinks)
+        logs, bench.sample_logs, bench.is_trial = bench.sample_logs, (), True
+        stack.callback(setattr, bench, "sample_logs", logs)
+        stack.callback(setattr, bench, "is_trial", False)
         yield stack

@@ -18,7 +18,7 @@ from samestep.train.logging.console import format_metrics
 from samestep.train.record.extension import read_done
 
 logger = logging.getLogger(__name__)
-_FILES = ("metrics.jsonl", "checkpoints", "tensorboard", "weights", "artifacts", "logs")
+_FILES = ("metrics.jsonl", "samples.jsonl", "checkpoints", "tensorboard", "weights", "artifacts", "logs")
 
 
 def end_summary(

@@ -18,6 +18,7 @@ from samestep.train.api.recipe import Stage
 from samestep.train.api.recipe_checks import check_hooks, check_task
 from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.preparation import may_compile
+from samestep.train.logging.sample_log import SampleLog
 from samestep.train.logging.sinks import Sink
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
@@ -61,7 +62,7 @@ class StageRun:
         self._status(ready, "running")
         about = {"stage": self._stage.name, "step": first, "steps": ready.task.length, "unit": self._stage.unit}
         self._context.events.event("stage", **about)
-        sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
+        sinks = self._sinks(ready.bench)
         try:
             ready.store.require_space(ready.state)
             with self._saver(ready.store, sinks) as saver:
@@ -71,8 +72,8 @@ class StageRun:
                 self._say_skipped(ready)
                 self._hand_over(ready)
         finally:
-            for sink in sinks:
-                sink.close()
+            for log in ready.bench.sample_logs or ():
+                log.close()
         self.has_stepped = self._progress.step > first
         stopped = {"reason": self._context.stop.reason} if outcome is Outcome.PREEMPTED else {}
         self._status(ready, outcome.value, **stopped)
@@ -188,9 +189,15 @@ class StageRun:
         if self._world.share(bool(names) and names[-1] != self._stage.best[0]):
             self._progress.best = self._progress.improvement.best = None
 
-    def _sinks(self, resumed: bool) -> list[Sink]:
-        written = self._progress.step if resumed else self._progress.step - 1  # the start is validated again
-        return open_stage_sinks(self._context, self._stage, self._stages, self._config, written)
+    def _sinks(self, bench: Bench) -> list[Sink]:
+        bench.sample_logs = []
+        if not self._world.is_main:
+            return []
+        written = self._progress.step if bench.resumed else self._progress.step - 1  # the start is validated again
+        log = SampleLog(self._rundir, self._stage.name, written, self._config.log.samples)
+        log.sinks = open_stage_sinks(self._context, self._stage, self._stages, self._config, written)
+        bench.sample_logs = [log]
+        return log.sinks
 
     def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
         settings, event = self._config.checkpoint, self._context.events.event

@@ -14,7 +14,12 @@ _HOME = re.compile(r"(?:/home|/Users)/[^/\s:,]+|(?<![\w/])/root(?![\w.-])")
 
 def shown_text(text: str, name: str = "") -> str:
     """A text, such as the value of the setting `name`."""
-    return HIDDEN if hides_secret(name, text) else _HOME.sub("~", text)
+    return HIDDEN if hides_secret(name, text) else without_home(text)
+
+
+def without_home(text: str) -> str:
+    """A text with ~ in place of home folders."""
+    return _HOME.sub("~", text)
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

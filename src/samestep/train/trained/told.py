@@ -16,9 +16,12 @@ _DATA_FILE = re.compile(
 )
 _SECRET_NAME = re.compile(r"(.*_)?(token|secret|password|passwd|passphrase|credentials?|cookie|(.+_)?key)", re.I)
 _PLAIN_KEY = re.compile(r".*(text|sort|group|label|column|field)_key", re.I)
-_SECRET = re.compile(
-    r"\b(hf|sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z]|pypi|npm|dckr_pat)[_-][\w-]{12,}"  # their issuers mark them so
+_MARKED = (  # their issuers mark them so
+    r"\b(?:hf|sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z]|pypi|npm|dckr_pat)[_-][\w-]{12,}"
     r"|\bAKIA[0-9A-Z]{12,}|\beyJ[\w-]{10,}\.[\w-]+|-----BEGIN |\bBearer\s"
+)
+_SECRET = re.compile(
+    rf"{_MARKED}"
     r"|\b[0-9a-fA-F]{32,}\b"
     r"|(?=[a-zA-Z+=]*[0-9])(?=[A-Z0-9+=]*[a-z])(?=[a-z0-9+=]*[A-Z])\b[a-zA-Z0-9+=]{32,}"
 )
@@ -70,10 +73,18 @@ def hides_secret(name: str, value: Any) -> bool:
     return isinstance(value, str) and (is_named_so or told_text(value) is None)
 
 
+def without_secrets(text: str, shown: str) -> str:
+    """A text of any length, such as what a model wrote, with `shown` in place of what is certainly a secret."""
+    for value in _secrets_of_environment():
+        text = text.replace(value, shown)
+    return re.sub(_MARKED, shown, text)
+
+
 def _is_in_environment(text: str) -> bool:
     """Whether a text has a secret of this process's environment in it."""
-    return any(
-        len(value) >= _LEAST_SECRET and value in text
-        for name, value in os.environ.items()
-        if _SECRET_NAME.fullmatch(name) is not None
-    )
+    return any(value in text for value in _secrets_of_environment())
+
+
+def _secrets_of_environment() -> list[str]:
+    named = ((name, value) for name, value in os.environ.items() if len(value) >= _LEAST_SECRET)
+    return [value for name, value in named if _SECRET_NAME.fullmatch(name) is not None]
