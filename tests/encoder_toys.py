@@ -66,7 +66,7 @@ def backbone_folder(kind: str, folder: Path, *, without_special: bool = False, *
     tokenizer = tokenizer_of(kind, without_special)
     more = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": POSITIONS, "pad_token_id": 1, **changes}
     name = {**NAMES, **DECODERS}[kind]
-    config = getattr(transformers, f"{name}Config")(**sizes, **more, initializer_range=0.3)
+    config = getattr(transformers, f"{name}Config")(**(sizes | more), initializer_range=0.3)
     torch.manual_seed(7)
     model = getattr(transformers, f"{name}Model")(config).float()  # whatever the type of a proof
     with torch.no_grad():
