@@ -16,6 +16,7 @@ import pytest
         "from samestep.cli.main import main; main(['train', '--help'])",
         "from samestep.cli.main import main; main(['train', 'mdlm', '--help'])",
         "from samestep.cli.main import main; main(['recipes'])",
+        "import samestep.cli.report, samestep.cli.runs, samestep.cli.watch",
         "from samestep.cli.main import main; main(['sample', '--help'])",
         "from samestep.cli.main import main; main(['eval', '--help'])",
     ],

@@ -52,6 +52,22 @@ def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
     return names[0], flag in options
 
 
+def all_of(name: str, args: Sequence[str], verb: str) -> tuple[list[str], list[str]]:
+    """All values of an option that may be given several times, and the other args."""
+    values, rest, words = list[str](), list[str](), iter(args)
+    for word in words:
+        if word == f"--{name}":
+            value = next(words, None)
+            if value is None:
+                raise UserError(f"--{name} needs a value; see samestep {verb} --help")
+            values.append(value)
+        elif word.startswith(f"--{name}="):
+            values.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return values, rest
+
+
 # Verbs that take a recipe: train, submit, verify, config.
 
 CONFIG_OPTIONS = ("config", "config-path", "config-name", "allow-env")

@@ -30,7 +30,7 @@ HELP = "\n".join(
     ]
 )
 OF_RECIPES = ("train", "submit", "verify", "config", "new")
-OF_RUNS = ("sample", "evaluate", "export", "checkpoints", "why", "report", *OTHER_NAMES)
+OF_RUNS = ("sample", "evaluate", "export", "checkpoints", "why", "watch", "report", *OTHER_NAMES)
 OPTIONS = ("preset", "nproc", "config", "config-path", "config-name", "resume")
 """Of `train`, beside settings."""
 

@@ -32,6 +32,7 @@ VERBS = {
     "data": "turn text into memory-mapped token files for training",
     "checkpoints": "list the checkpoints of a run, and check them",
     "why": "explain what happened to a run",
+    "watch": "show a run in the terminal while it trains: curves, ranks, time left",
     "report": "show runs on one HTML page: curves, speeds, samples, settings, events",
     "runs": "list runs, compare them, remove them",
     "doctor": "check the machines, alone or as the ranks of a launcher",
@@ -64,6 +65,7 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
   samestep why RUN
+  samestep watch RUN
   samestep report RUN [RUN ...]
   samestep runs [FOLDER ...]
   samestep doctor [--test basic|ddp|all]

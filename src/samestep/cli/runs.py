@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from samestep.cli.args import all_of
 from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.console import PlainConsole
@@ -54,7 +55,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _list(args: Sequence[str]) -> int:
-    filters, args = _all_of("filter", args)
+    filters, args = all_of("filter", args, "runs")
     options, folders = _split(args, ["sort"], ["json"], "samestep runs [FOLDER ...] [--sort COLUMN] [--filter ...]")
     if not folders and not Path("runs").exists():
         raise UserError("there is no folder runs here; name the folder that has the runs: samestep runs FOLDER")
@@ -129,19 +130,3 @@ def _split(
     if unknown:
         raise UserError(f"there is no option {unknown[0]}; the command is: {command}")
     return given, names
-
-
-def _all_of(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """All values of an option that may be given several times, and the other words."""
-    values, rest, words = list[str](), list[str](), iter(args)
-    for word in words:
-        if word == f"--{name}":
-            value = next(words, None)
-            if value is None:
-                raise UserError(f"--{name} needs a value; see samestep runs --help")
-            values.append(value)
-        elif word.startswith(f"--{name}="):
-            values.append(word.partition("=")[2])
-        else:
-            rest.append(word)
-    return values, rest

@@ -21,7 +21,7 @@ from samestep.core.pages.tables import Column, Table
 from samestep.report.profiles import shown_profiles
 from samestep.report.run_report import RunReport, describe_event, duration, worlds
 from samestep.report.samples import shown_samples
-from samestep.report.series import Curve, RankTimes
+from samestep.report.series import KINDS, Curve, RankTimes, kind_of
 from samestep.report.shown import flat_settings, shown_command
 
 POINTS, MOST_POINTS = 250_000, 2_000
@@ -29,7 +29,6 @@ POINTS, MOST_POINTS = 250_000, 2_000
 MOST_LINES = 8
 """Ranks that have a line each; of more the fastest, the middle and the slowest are drawn."""
 _HERE = Path(__file__).parent
-_GROUPS = ("Loss", "Validation", "Learning rate and gradient", "Speed", "Metrics")
 _MS, _GB = 1e3, 1e-9
 
 
@@ -80,8 +79,8 @@ class _Charts:
 
     def _add_stage(self, stage: str) -> None:
         metrics = dict.fromkeys(name for report in self._runs for name in report.curves.get(stage, {}))
-        for group in _GROUPS:
-            for name in (name for name in metrics if _group(name) == group):
+        for group in KINDS:
+            for name in (name for name in metrics if kind_of(name) == group):
                 lines = [
                     self._line(run, stage, report.summary.name, report.curves[stage][name], run)
                     for run, report in enumerate(self._runs)
@@ -147,18 +146,6 @@ def _encoded(curve: Curve) -> dict[str, str]:
     """Steps and values as base64 of 32-bit numbers, which take half the room of digits and may be NaN."""
     steps, values = curve.steps.astype("<u4"), curve.values.astype("<f4")
     return {"x": base64.b64encode(steps.tobytes()).decode(), "y": base64.b64encode(values.tobytes()).decode()}
-
-
-def _group(name: str) -> str:
-    """What kind of metric a name is, as every recipe has it."""
-    last = name.rpartition("/")[2]
-    if name.startswith(("val/", "validation/", "benchmark/", "pairs/", "test/")):
-        return "Validation"
-    if last == "loss" or last.endswith("_loss"):
-        return "Loss"
-    if name.endswith("/s"):
-        return "Speed"
-    return "Learning rate and gradient" if last in ("lr", "grad_norm", "skipped") else "Metrics"
 
 
 def _by_rank(times: RankTimes, column: str, *, alone: bool) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -107,7 +107,9 @@ def describe_event(event: Mapping[str, Any]) -> str:
     if kind == "save_failed":
         return shown_text(f"save{at} failed: {event.get('why')}")
     if kind == "best":
-        return f"best {event.get('metric')} so far, {event.get('value')}{at}"
+        value = event.get("value")
+        shown = f"{value:.6g}" if isinstance(value, int | float) else value
+        return f"best {event.get('metric')} so far, {shown}{at}"
     words = {"save": "checkpoint", "resume": "resumed", "stage": f"stage {event.get('stage')} begins"}
     return f"{words.get(str(kind), str(kind).replace('_', ' '))}{at}"
 

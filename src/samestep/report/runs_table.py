@@ -15,7 +15,7 @@ from samestep.report.run_summary import RunSummary
 
 COLUMNS = ("name", "recipe", "state", "stage", "step", "steps", "metric", "best", "age", "size", "host")
 """What is known of a run, as in the JSON; all may be sorted and filtered by."""
-_STYLES = {"running": "green", "failed": "red", "killed": "red", "preempted": "yellow", "waiting": "yellow"}
+STATE_STYLES = {"running": "green", "failed": "red", "killed": "red", "preempted": "yellow", "waiting": "yellow"}
 _FILTER = re.compile(r"([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -69,7 +69,7 @@ def runs_table(found: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _row(run: Mapping[str, Any]) -> list[str]:
-    state = Styled(run["state"], _STYLES.get(run["state"], ""))
+    state = Styled(run["state"], STATE_STYLES.get(run["state"], ""))
     done = "" if run["step"] is None else f"{run['step']:,}" + (f"/{run['steps']:,}" if run["steps"] else "")
     best = "" if run["best"] is None else f"{run['metric']} {run['best']:.5g} at {run['best_step']:,}"
     age = "" if run["age"] is None else ago(run["age"])

@@ -13,9 +13,11 @@ import numpy as np
 from samestep.core.rundir import RunDir
 from samestep.train.record.damaged_files import METRICS, Reader
 
-_WHERE = ("stage", "step", "epoch")
+WHERE = ("stage", "step", "epoch")
 """What every row of metrics begins with."""
-_RANK_ROW = {"stage": str, "step": int, "time": float, "step_seconds": list, "data_seconds": list, "memory": list}
+KINDS = ("Loss", "Validation", "Learning rate and gradient", "Speed", "Metrics")
+"""The kinds of metrics, as a page has them."""
+RANK_ROW = {"stage": str, "step": int, "time": float, "step_seconds": list, "data_seconds": list, "memory": list}
 _AT_ONCE = 4096
 """Rows that are made into an array together: as lists of Python they take ten times the memory."""
 
@@ -74,6 +76,18 @@ class RankTimes:
         return found if wait is None else {**found, "waiting for other ranks": wait}
 
 
+def kind_of(name: str) -> str:
+    """What kind of metric a name is, as every recipe has it."""
+    last = name.rpartition("/")[2]
+    if name.startswith(("val/", "validation/", "benchmark/", "pairs/", "test/")):
+        return "Validation"
+    if last == "loss" or last.endswith("_loss"):
+        return "Loss"
+    if name.endswith("/s"):
+        return "Speed"
+    return "Learning rate and gradient" if last in ("lr", "grad_norm", "skipped") else "Metrics"
+
+
 def read_curves(rundir: RunDir, reader: Reader) -> dict[str, dict[str, Curve]]:
     """By stage, in the order in which they ran, and by the name of a metric."""
     pieces: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
@@ -90,7 +104,7 @@ def read_curves(rundir: RunDir, reader: Reader) -> dict[str, dict[str, Curve]]:
 def read_rank_times(rundir: RunDir, reader: Reader) -> list[RankTimes]:
     """By stage and number of ranks, in the order in which they were written."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in reader.rows(rundir.rank_speeds, _RANK_ROW, None):
+    for row in reader.rows(rundir.rank_speeds, RANK_ROW, None):
         spent = row.get("step_seconds")
         if row.get("stage") is not None and row.get("step") is not None and row.get("time") is not None and spent:
             groups.setdefault((row["stage"], len(spent)), []).append(row)
@@ -114,7 +128,7 @@ def _blocks(path: Path, reader: Reader) -> Iterator[tuple[str, Sequence[str], np
         stage, step = row.get("stage"), row.get("step")
         if stage is None or step is None:
             continue
-        names = tuple(name for name in row if name not in _WHERE)
+        names = tuple(name for name in row if name not in WHERE)
         rows = waiting.setdefault((stage, names), [])
         rows.append([step, *(row[name] for name in names)])
         if len(rows) == _AT_ONCE:
@@ -130,10 +144,11 @@ def _array(rows: list[list[Any]]) -> np.ndarray:
     try:
         return np.array(rows, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([[_number(value) for value in row] for row in rows])
+        return np.array([[as_number(value) for value in row] for row in rows])
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """A value of a metric; NaN where it is none."""
     try:
         return float(value) if isinstance(value, int | float) else np.nan
     except OverflowError:
@@ -142,7 +157,7 @@ def _number(value: Any) -> float:
 
 def _numbers(values: Any, count: int) -> list[float]:
     is_whole = isinstance(values, list) and len(values) == count
-    return [_number(value) for value in values] if is_whole else [np.nan] * count
+    return [as_number(value) for value in values] if is_whole else [np.nan] * count
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:

@@ -1,0 +1,163 @@
+"""A run while it trains, read again and again: only what was written since is read of its long files.
+
+Nothing is locked and nothing is written, and other machines that see the same disk can do the same.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from samestep.core.json_files import parse_json
+from samestep.core.rundir import RunDir
+from samestep.report.run_summary import RunSummary, read_summary
+from samestep.report.series import RANK_ROW, WHERE, as_number, kind_of
+from samestep.train.record.damaged_files import METRICS, Reader
+from samestep.train.record.liveness import Heartbeat, read_heartbeats
+
+MOST_POINTS = 8_000
+"""Of one curve, of an even number; when it has as many, neighbours become one."""
+PACE_ROWS = 50
+"""Rows over which the speed is measured that the rest of the run is expected to have."""
+AT_ONCE = 16 << 20
+"""Bytes of a file that are read together."""
+Points = list[tuple[float, float]]
+
+
+@dataclass
+class LiveCurve:
+    """A curve that grows: once it is long, each point is the mean of as many values."""
+
+    last: float = math.nan
+    _points: Points = field(default_factory=list)
+    _each: int = 1
+    """Values that a point is the mean of."""
+    _waiting: Points = field(default_factory=list)
+    """Values that are not as many yet."""
+
+    def add(self, step: float, value: float) -> None:
+        """Add the next value."""
+        self.last = value
+        self._waiting.append((step, value))
+        if len(self._waiting) < self._each:
+            return
+        self._points.append(_mean(self._waiting))
+        self._waiting = []
+        if len(self._points) >= MOST_POINTS:
+            self._points = [_mean(pair) for pair in zip(self._points[::2], self._points[1::2])]
+            self._each *= 2
+
+    @property
+    def points(self) -> Points:
+        """Step and value, in order."""
+        return [*self._points, *([_mean(self._waiting)] if self._waiting else [])]
+
+
+@dataclass
+class LiveRun:
+    """What is known of a run now; `read` reads what is new."""
+
+    rundir: RunDir
+    summary: RunSummary = field(init=False)
+    heartbeats: list[Heartbeat] = field(init=False)
+    """Of the ranks of the last launch."""
+    curves: dict[str, dict[str, LiveCurve]] = field(default_factory=dict)
+    """By stage and metric."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """The last rows of what each rank took for a step, in the stage and launch of now."""
+
+    def __post_init__(self) -> None:
+        self._metrics, self._speeds = _NewRows(self.rundir.metrics), _NewRows(self.rundir.rank_speeds)
+        self.read()
+
+    def read(self) -> None:
+        """Read what was written since."""
+        reader = Reader(self.rundir.path)
+        self.summary, self.heartbeats = read_summary(self.rundir), read_heartbeats(self.rundir, reader)
+        if self._metrics.begins_again():
+            self.curves.clear()
+        for row in self._metrics.read(reader, METRICS):
+            self._add(row)
+        self._speeds.begins_again()
+        began = max((event.get("time") or 0.0 for event in self.summary.launches), default=0.0)
+        found = [*self.ranks, *self._speeds.read(reader, RANK_ROW)]
+        of_now = [row for row in found if row.get("stage") == self.summary.stage and (row.get("time") or 0.0) >= began]
+        self.ranks = of_now[-PACE_ROWS:]
+
+    @property
+    def step(self) -> int:
+        """The last step of the stage that anything speaks of."""
+        told = [beat.step for beat in self.heartbeats if beat.stage == self.summary.stage and beat.step is not None]
+        return max([*told, self.summary.step or 0])
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the stage is done, at its pace so far, with validations and saves; None where it is not known."""
+        known = [row for row in self.ranks if row.get("time") is not None and row.get("step") is not None]
+        if len(known) < 2 or not self.summary.steps or known[-1]["step"] <= known[0]["step"]:
+            return None
+        pace = (known[-1]["time"] - known[0]["time"]) / (known[-1]["step"] - known[0]["step"])
+        return max(0.0, pace * (self.summary.steps - self.step))
+
+    def chosen(self, most: int) -> list[str]:
+        """The metrics of the stage to draw: what its best value is of, losses, validation, and then the others."""
+        best, order = self.summary.best, ("Loss", "Validation", "Metrics", "Learning rate and gradient", "Speed")
+        curves = self.curves.get(self.summary.stage, {})
+        names = sorted(curves, key=lambda name: (best is None or name != best.metric, order.index(kind_of(name))))
+        losses = [name for name in names if kind_of(name) == "Loss"][:1]  # one is always among them
+        found = dict.fromkeys([*names[:1], *losses, *names])
+        return sorted(found, key=lambda name: len(curves[name].points) < 2)[:most]  # a point is no curve yet
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        stage, step = row.get("stage"), row.get("step")
+        if stage is None or step is None:
+            return
+        curves = self.curves.setdefault(stage, {})
+        for name, value in row.items():
+            if name not in WHERE:
+                curves.setdefault(name, LiveCurve()).add(float(step), as_number(value))
+
+
+def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of values that are numbers, where there are any."""
+    known = [value for _, value in points if math.isfinite(value)]
+    return fmean(step for step, _ in points), fmean(known) if known else math.nan
+
+
+class _NewRows:
+    """The rows of a file of JSON lines that were added since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._file = path, 0, 0
+
+    def begins_again(self) -> bool:
+        """Whether the file is another one, as after a resume, which cuts rows off; then all its rows are new."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        if found.st_ino == self._file and found.st_size >= self._offset:
+            return False
+        self._file, self._offset = found.st_ino, 0
+        return True
+
+    def read(self, reader: Reader, types: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+        """The new rows; one that is being written is left for the next time."""
+        try:
+            with open(self._path, "rb") as file:
+                while os.fstat(file.fileno()).st_ino == self._file:
+                    file.seek(self._offset)
+                    whole, end, _ = file.read(AT_ONCE).rpartition(b"\n")
+                    if not end:
+                        return
+                    self._offset += len(whole) + 1
+                    for line in whole.split(b"\n"):
+                        try:
+                            yield reader.typed(self._path, parse_json(line), types)
+                        except ValueError:
+                            reader.add(self._path, "lines in it are not JSON")
+        except OSError:  # not written yet
+            return
