@@ -79,6 +79,7 @@ FILES = (
     "metrics.jsonl",
     "events.jsonl",
     "ranks.jsonl",
+    "samples.jsonl",
     "watch/rank_0.json",
     "watch/stall.json",
     "watch/rank_0_exit.json",
@@ -97,13 +98,17 @@ VERBS = {
     "why --json": ["why", "a", "--json"],
     "checkpoints": ["checkpoints", "a"],
     "checkpoints --verify": ["checkpoints", "a", "--verify"],
+    "watch": ["watch", "a", "--once"],
+    "report": ["report", "a", "--out", "report.html"],
+    "runs": ["runs"],
+    "runs compare": ["runs", "compare", "a", "half"],
     "sample": ["sample", "a", "--prompt", "x", "--device", "cpu"],
     "export": ["export", "a", "exported"],
     "train --resume": ["train", "--resume", "half"],
     "train init_from": [*TRAIN.split(), "--max_steps", "1", "--name", "b", "--init_from", "a"],
     "train --extend": ["train", "--resume", "a", f"max_steps={STEPS + 1}", "--extend"],
 }
-LOOKING = ("why", "why --json", "checkpoints", "checkpoints --verify")
+LOOKING = ("why", "why --json", "checkpoints", "checkpoints --verify", "watch", "report", "runs", "runs compare")
 
 
 class RunFiles:
