@@ -68,7 +68,8 @@ def test_the_curves_are_what_was_logged(opened: Opened, tmp_path: Path) -> None:
     with opened(make_run(tmp_path, steps=40)) as page:
         steps, values = drawn(page, "val/nll")
         assert steps == [10, 20, 30, 40] and values == pytest.approx([0.2, 0.1, 2 / 30, 0.05], rel=1e-6)
-        page.mouse.wheel(0, 20_000)  # what is further down is drawn when it is seen
+        for figure in page.locator("figure.chart").all():
+            figure.scroll_into_view_if_needed()  # what is further down is drawn when it is seen
         wait_until(page, "report.charts.length === document.querySelectorAll('[data-chart]').length")
         assert page.locator("figure.chart canvas").count() == page.locator("figure.chart").count() > 4
 
