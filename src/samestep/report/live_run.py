@@ -5,55 +5,58 @@ Nothing is locked and nothing is written, and other machines that see the same d
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from samestep.core.json_files import parse_json
 from samestep.core.rundir import RunDir
 from samestep.report.run_summary import RunSummary, read_summary
-from samestep.report.series import RANK_ROW, WHERE, as_number, kind_of
+from samestep.report.series import RANK_ROW, blocks, kind_of
 from samestep.train.record.damaged_files import METRICS, Reader
 from samestep.train.record.liveness import Heartbeat, read_heartbeats
 
-MOST_POINTS = 8_000
-"""Of one curve, of an even number; when it has as many, neighbours become one."""
+MOST_POINTS, AT_ONCE = 8_192, 4_096
+"""Earlier points of one curve, and how many newer values become such points together."""
 PACE_ROWS = 50
 """Rows over which the speed is measured that the rest of the run is expected to have."""
-AT_ONCE = 16 << 20
+_READ = 16 << 20
 """Bytes of a file that are read together."""
 Points = list[tuple[float, float]]
 
 
-@dataclass
 class LiveCurve:
-    """A curve that grows: once it is long, each point is the mean of as many values."""
+    """A curve that grows: once it is long, each of its earlier points is the mean of as many values."""
 
-    last: float = math.nan
-    _points: Points = field(default_factory=list)
-    _each: int = 1
-    """Values that a point is the mean of."""
-    _waiting: Points = field(default_factory=list)
-    """Values that are not as many yet."""
+    def __init__(self) -> None:
+        self._earlier, self._newest = np.empty((0, 2)), np.empty((0, 2))
+        """Step and value."""
+        self._each = 1
+        """Values that an earlier point is the mean of."""
+        self.last = math.nan
+        """The newest value."""
 
-    def add(self, step: float, value: float) -> None:
-        """Add the next value."""
-        self.last = value
-        self._waiting.append((step, value))
-        if len(self._waiting) < self._each:
-            return
-        self._points.append(_mean(self._waiting))
-        self._waiting = []
-        if len(self._points) >= MOST_POINTS:
-            self._points = [_mean(pair) for pair in zip(self._points[::2], self._points[1::2])]
-            self._each *= 2
+    def add(self, points: np.ndarray) -> None:
+        """Add the next ones, in order."""
+        self._newest, self.last = np.concatenate([self._newest, points]), float(points[-1, 1])
+        if len(self._newest) >= AT_ONCE:
+            self._earlier = np.concatenate([self._earlier, _means(self._newest, self._each)])
+            self._newest = self._newest[:0]
+        while len(self._earlier) > MOST_POINTS:
+            self._earlier, self._each = _means(self._earlier, 2), 2 * self._each
 
     @property
     def points(self) -> Points:
         """Step and value, in order."""
-        return [*self._points, *([_mean(self._waiting)] if self._waiting else [])]
+        return [(step, value) for step, value in [*self._earlier.tolist(), *self._newest.tolist()]]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is no curve yet."""
+        return len(self._earlier) + len(self._newest) < 2
 
 
 @dataclass
@@ -79,13 +82,22 @@ class LiveRun:
         self.summary, self.heartbeats = read_summary(self.rundir), read_heartbeats(self.rundir, reader)
         if self._metrics.begins_again():
             self.curves.clear()
-        for row in self._metrics.read(reader, METRICS):
-            self._add(row)
+        self._extend_curves(self._metrics.read(reader, METRICS))
         self._speeds.begins_again()
         began = max((event.get("time") or 0.0 for event in self.summary.launches), default=0.0)
         found = [*self.ranks, *self._speeds.read(reader, RANK_ROW)]
         of_now = [row for row in found if row.get("stage") == self.summary.stage and (row.get("time") or 0.0) >= began]
         self.ranks = of_now[-PACE_ROWS:]
+
+    def _extend_curves(self, rows: Iterator[dict[str, Any]]) -> None:
+        new: dict[tuple[str, str], list[np.ndarray]] = {}
+        for stage, names, block in blocks(rows):
+            for place, name in enumerate(names, 1):
+                new.setdefault((stage, name), []).append(block[:, [0, place]])
+        for (stage, name), parts in new.items():
+            points = np.concatenate(parts)
+            curve = self.curves.setdefault(stage, {}).setdefault(name, LiveCurve())
+            curve.add(points[np.argsort(points[:, 0], kind="stable")])
 
     @property
     def step(self) -> int:
@@ -109,22 +121,16 @@ class LiveRun:
         names = sorted(curves, key=lambda name: (best is None or name != best.metric, order.index(kind_of(name))))
         losses = [name for name in names if kind_of(name) == "Loss"][:1]  # one is always among them
         found = dict.fromkeys([*names[:1], *losses, *names])
-        return sorted(found, key=lambda name: len(curves[name].points) < 2)[:most]  # a point is no curve yet
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        stage, step = row.get("stage"), row.get("step")
-        if stage is None or step is None:
-            return
-        curves = self.curves.setdefault(stage, {})
-        for name, value in row.items():
-            if name not in WHERE:
-                curves.setdefault(name, LiveCurve()).add(float(step), as_number(value))
+        return sorted(found, key=lambda name: curves[name].is_short)[:most]
 
 
-def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of values that are numbers, where there are any."""
-    known = [value for _, value in points if math.isfinite(value)]
-    return fmean(step for step, _ in points), fmean(known) if known else math.nan
+def _means(points: np.ndarray, each: int) -> np.ndarray:
+    """Of as many neighbours each, the last ones may be fewer; of values that are numbers, where there are any."""
+    starts = np.arange(0, len(points), each)
+    steps = np.add.reduceat(points[:, 0], starts) / np.diff(starts, append=len(points))
+    is_known = np.isfinite(points[:, 1])
+    sums, counts = (np.add.reduceat(each, starts) for each in (np.where(is_known, points[:, 1], 0.0), is_known * 1.0))
+    return np.stack([steps, np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)], axis=1)
 
 
 class _NewRows:
@@ -150,7 +156,7 @@ class _NewRows:
             with open(self._path, "rb") as file:
                 while os.fstat(file.fileno()).st_ino == self._file:
                     file.seek(self._offset)
-                    whole, end, _ = file.read(AT_ONCE).rpartition(b"\n")
+                    whole, end, _ = file.read(_READ).rpartition(b"\n")
                     if not end:
                         return
                     self._offset += len(whole) + 1

@@ -3,9 +3,8 @@
 A long run has millions of numbers, so rows with the same names are made into one array at once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from samestep.core.rundir import RunDir
 from samestep.train.record.damaged_files import METRICS, Reader
 
-WHERE = ("stage", "step", "epoch")
+_WHERE = ("stage", "step", "epoch")
 """What every row of metrics begins with."""
 KINDS = ("Loss", "Validation", "Learning rate and gradient", "Speed", "Metrics")
 """The kinds of metrics, as a page has them."""
@@ -91,7 +90,7 @@ def kind_of(name: str) -> str:
 def read_curves(rundir: RunDir, reader: Reader) -> dict[str, dict[str, Curve]]:
     """By stage, in the order in which they ran, and by the name of a metric."""
     pieces: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-    for stage, names, block in _blocks(rundir.metrics, reader):
+    for stage, names, block in blocks(reader.rows(rundir.metrics, METRICS, None)):
         of_stage = pieces.setdefault(stage, {})
         for place, name in enumerate(names, 1):
             of_stage.setdefault(name, []).append((block[:, 0], block[:, place]))
@@ -121,22 +120,22 @@ def read_rank_times(rundir: RunDir, reader: Reader) -> list[RankTimes]:
     return found
 
 
-def _blocks(path: Path, reader: Reader) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
-    """Stage, names of metrics, and rows of step and values."""
+def blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
+    """Rows of metrics as arrays: stage, names of metrics, and [rows, step and values]."""
     waiting: dict[tuple[str, tuple[str, ...]], list[list[Any]]] = {}
-    for row in reader.rows(path, METRICS, None):
+    for row in rows:
         stage, step = row.get("stage"), row.get("step")
         if stage is None or step is None:
             continue
-        names = tuple(name for name in row if name not in WHERE)
-        rows = waiting.setdefault((stage, names), [])
-        rows.append([step, *(row[name] for name in names)])
-        if len(rows) == _AT_ONCE:
-            yield stage, names, _array(rows)
-            rows.clear()
-    for (stage, names), rows in waiting.items():
-        if rows:
-            yield stage, names, _array(rows)
+        names = tuple(name for name in row if name not in _WHERE)
+        like = waiting.setdefault((stage, names), [])
+        like.append([step, *(row[name] for name in names)])
+        if len(like) == _AT_ONCE:
+            yield stage, names, _array(like)
+            like.clear()
+    for (stage, names), like in waiting.items():
+        if like:
+            yield stage, names, _array(like)
 
 
 def _array(rows: list[list[Any]]) -> np.ndarray:
@@ -144,11 +143,10 @@ def _array(rows: list[list[Any]]) -> np.ndarray:
     try:
         return np.array(rows, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([[as_number(value) for value in row] for row in rows])
+        return np.array([[_number(value) for value in row] for row in rows])
 
 
-def as_number(value: Any) -> float:
-    """A value of a metric; NaN where it is none."""
+def _number(value: Any) -> float:
     try:
         return float(value) if isinstance(value, int | float) else np.nan
     except OverflowError:
@@ -157,7 +155,7 @@ def as_number(value: Any) -> float:
 
 def _numbers(values: Any, count: int) -> list[float]:
     is_whole = isinstance(values, list) and len(values) == count
-    return [as_number(value) for value in values] if is_whole else [np.nan] * count
+    return [_number(value) for value in values] if is_whole else [np.nan] * count
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
