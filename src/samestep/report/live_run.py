@@ -5,8 +5,10 @@ Nothing is locked and nothing is written, and other machines that see the same d
 
 import math
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +87,9 @@ class LiveRun:
         self._extend_curves(self._metrics.read(reader, METRICS))
         self._speeds.begins_again()
         began = max((event.get("time") or 0.0 for event in self.summary.launches), default=0.0)
-        found = [*self.ranks, *self._speeds.read(reader, RANK_ROW)]
-        of_now = [row for row in found if row.get("stage") == self.summary.stage and (row.get("time") or 0.0) >= began]
-        self.ranks = of_now[-PACE_ROWS:]
+        rows = chain(self.ranks, self._speeds.read(reader, RANK_ROW))
+        of_now = (r for r in rows if r.get("stage") == self.summary.stage and (r.get("time") or 0.0) >= began)
+        self.ranks = list(deque(of_now, maxlen=PACE_ROWS))
 
     def _extend_curves(self, rows: Iterator[dict[str, Any]]) -> None:
         new: dict[tuple[str, str], list[np.ndarray]] = {}
