@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from samestep.data import longest_row
 from samestep.data.feed import Feed
 from samestep.data.order import BucketedOrder, Shuffled
 from samestep.data.streams.stream import stream
@@ -35,6 +37,12 @@ def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def feed_of(order: Shuffled | BucketedOrder, workers: int = 0) -> Feed:
     return Feed(Texts(), order, World.single(), micro_rows=4, length=9, collate=padded, workers=workers)
+
+
+@pytest.fixture(autouse=True)
+def _long_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are read, however slow the machine is just now."""
+    monkeypatch.setattr(longest_row, "LOOK_SECONDS", 600.0)
 
 
 def test_every_step_is_the_longest_row_and_then_the_feed_is_as_before() -> None:

@@ -46,7 +46,8 @@ class _CompleteQueue(Queue):
     def _on_queue_feeder_error(self, error: BaseException, item: Any) -> None:
         number = item[0] if isinstance(item, tuple) else None
         what = f"a data worker could not pass on its batch ({type(error).__name__}: {first_line(error)})"
-        self.put((number, resource_error(error) or WorkerLost(what)))
+        with suppress(ValueError):  # the queue was closed meanwhile: nobody waits for the batch any more
+            self.put((number, resource_error(error) or WorkerLost(what)))
 
 
 def _delete_half_made(iterator: Any, delete: Callable[[Any], None] = _MultiProcessingDataLoaderIter.__del__) -> None:

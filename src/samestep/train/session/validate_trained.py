@@ -7,6 +7,7 @@ run: it may still be training. The copy's checkpoints are links, and of this sta
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from samestep.world.world import World
 def validate_trained(trained: Trained, options: NoOptions, world: World) -> dict[str, Any]:
     """The validation metrics of a checkpoint, on every rank. Its settings may name other data than the run's."""
     stage = _stage_of(trained)
+    config = replace(trained.config, log=replace(trained.config.log, samples=0))  # they are those of the training
     with _copy_of_run(trained, world) as rundir:
         context = SessionContext(
             name=trained.name,
             recipe=trained.recipe,
-            config=trained.config,
+            config=config,
             world=world,
             rundir=rundir,
             screen=Screen(False),
@@ -43,7 +45,8 @@ def validate_trained(trained: Trained, options: NoOptions, world: World) -> dict
             is_disk_shared=True,
             start_over=False,
         )
-        ready = StageRun(context, stage, trained.recipe.stages(trained.config)).set_up()
+        ready = StageRun(context, stage, trained.recipe.stages(config)).set_up()
+        ready.bench.sample_logs = ()
         step = ready.loop.progress.step
         metrics: MetricValues = stage.validate(ready.task, ready.loop.progress.tick_of(step - 1))
     others = changed_settings(trained)
