@@ -18,6 +18,7 @@ import pytest
         "from samestep.cli.main import main; main(['recipes'])",
         "from samestep.cli.main import main; main(['sample', '--help'])",
         "from samestep.cli.main import main; main(['eval', '--help'])",
+        "import samestep; samestep.run, samestep.runs",
     ],
 )
 def test_without_torch(code: str) -> None:

@@ -18,6 +18,7 @@ from samestep.core.durations import ago
 from samestep.core.pages.drawing import box, drawing, text
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Column, Table
+from samestep.core.safe_files import write_text
 from samestep.report.profiles import shown_profiles
 from samestep.report.run_report import RunReport, describe_event, duration, worlds
 from samestep.report.samples import shown_samples
@@ -28,9 +29,20 @@ POINTS, MOST_POINTS = 250_000, 2_000
 """Points of all curves together, and of one curve: a page stays below 5 MB."""
 MOST_LINES = 8
 """Ranks that have a line each; of more the fastest, the middle and the slowest are drawn."""
+REPORT = "report.html"
 _HERE = Path(__file__).parent
 _GROUPS = ("Loss", "Validation", "Learning rate and gradient", "Speed", "Metrics")
 _MS, _GB = 1e3, 1e-9
+
+
+def write_report(runs: Sequence[RunReport], out: Path | None = None) -> Path:
+    """Write the page to a file, or as report.html into a folder: by default that of the run, and this one for several
+    runs. Returns its path."""
+    path = out or (runs[0].summary.rundir.path if len(runs) == 1 else Path()) / REPORT
+    if path.is_dir():
+        path /= REPORT
+    write_text(path, report_page(runs))
+    return path
 
 
 def report_page(runs: Sequence[RunReport]) -> str:
@@ -81,7 +93,7 @@ class _Charts:
     def _add_stage(self, stage: str) -> None:
         metrics = dict.fromkeys(name for report in self._runs for name in report.curves.get(stage, {}))
         for group in _GROUPS:
-            for name in (name for name in metrics if _group(name) == group):
+            for name in (name for name in metrics if metric_group(name) == group):
                 lines = [
                     self._line(run, stage, report.summary.name, report.curves[stage][name], run)
                     for run, report in enumerate(self._runs)
@@ -149,7 +161,7 @@ def _encoded(curve: Curve) -> dict[str, str]:
     return {"x": base64.b64encode(steps.tobytes()).decode(), "y": base64.b64encode(values.tobytes()).decode()}
 
 
-def _group(name: str) -> str:
+def metric_group(name: str) -> str:
     """What kind of metric a name is, as every recipe has it."""
     last = name.rpartition("/")[2]
     if name.startswith(("val/", "validation/", "benchmark/", "pairs/", "test/")):

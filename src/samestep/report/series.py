@@ -13,8 +13,8 @@ import numpy as np
 from samestep.core.rundir import RunDir
 from samestep.train.record.damaged_files import METRICS, Reader
 
-_WHERE = ("stage", "step", "epoch")
-"""What every row of metrics begins with."""
+_WHERE = ("stage", "step")
+"""Where a row of metrics belongs; an epoch follows."""
 _RANK_ROW = {"stage": str, "step": int, "time": float, "step_seconds": list, "data_seconds": list, "memory": list}
 _AT_ONCE = 4096
 """Rows that are made into an array together: as lists of Python they take ten times the memory."""
@@ -74,10 +74,11 @@ class RankTimes:
         return found if wait is None else {**found, "waiting for other ranks": wait}
 
 
-def read_curves(rundir: RunDir, reader: Reader) -> dict[str, dict[str, Curve]]:
-    """By stage, in the order in which they ran, and by the name of a metric."""
+def read_curves(rundir: RunDir, reader: Reader, *, with_epochs: bool = False) -> dict[str, dict[str, Curve]]:
+    """By stage, in the order in which they ran, and by the name of a metric; `with_epochs`: the epoch is one too."""
+    skipped = _WHERE if with_epochs else (*_WHERE, "epoch")
     pieces: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-    for stage, names, block in _blocks(rundir.metrics, reader):
+    for stage, names, block in _blocks(rundir.metrics, reader, skipped):
         of_stage = pieces.setdefault(stage, {})
         for place, name in enumerate(names, 1):
             of_stage.setdefault(name, []).append((block[:, 0], block[:, place]))
@@ -107,14 +108,14 @@ def read_rank_times(rundir: RunDir, reader: Reader) -> list[RankTimes]:
     return found
 
 
-def _blocks(path: Path, reader: Reader) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
+def _blocks(path: Path, reader: Reader, skipped: Sequence[str]) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
     """Stage, names of metrics, and rows of step and values."""
     waiting: dict[tuple[str, tuple[str, ...]], list[list[Any]]] = {}
     for row in reader.rows(path, METRICS, None):
         stage, step = row.get("stage"), row.get("step")
         if stage is None or step is None:
             continue
-        names = tuple(name for name in row if name not in _WHERE)
+        names = tuple(name for name in row if name not in skipped)
         rows = waiting.setdefault((stage, names), [])
         rows.append([step, *(row[name] for name in names)])
         if len(rows) == _AT_ONCE:
@@ -148,8 +149,8 @@ def _numbers(values: Any, count: int) -> list[float]:
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
     """In the order of steps; of a step that comes again, as after a launch that was killed, the later value."""
     steps, values = (np.concatenate(each) for each in zip(*parts))
-    last = {step: place for place, step in enumerate(steps.tolist())}
-    if len(last) == len(steps) and bool((np.diff(steps) > 0).all()):
+    if bool((np.diff(steps) > 0).all()):
         return Curve(steps.astype(np.int64), values)
+    last = {step: place for place, step in enumerate(steps.tolist())}
     places = np.array([last[step] for step in sorted(last)])
     return Curve(steps[places].astype(np.int64), values[places])
