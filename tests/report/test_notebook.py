@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def test_a_run_without_metrics(folder: Path) -> None:
         run.plot()
 
 
+def test_a_run_that_was_removed_is_no_error(folder: Path) -> None:
+    made = make_run(folder)
+    found = samestep.runs()
+    shutil.rmtree(made.path)
+    assert found[0].state == "not begun" and len(found[0].metrics) == 0
+    assert "demo-1" in repr(found) and "demo-1" in found._repr_html_() and "demo-1" in found[0]._repr_html_()
+
+
 def test_the_page_of_a_run(folder: Path) -> None:
     make_run(folder)
     run = samestep.run("demo-1")
@@ -290,8 +299,11 @@ def test_damaged_files_are_named_and_the_rest_is_shown(folder: Path, name: str, 
     path: Path = getattr(made, name)
     path.write_bytes(content)
     run = samestep.run("demo-1")
-    for each in (run.recipe, run.state, run.step, run.best, run.settings, run.events, run.samples):
-        assert each is not None or name in ("metrics", "events")
+    assert (run.recipe, run.settings == {}) == (("", True) if name == "config" else ("mdlm", False))
+    assert (run.best is None) == (name == "events")
+    assert run.step == (None if name == "metrics" else 40)
+    assert (run.state == "done") == (name != "status")
+    assert run.samples == []
     assert (len(run.metrics) == 20) == (name != "metrics")
     assert "demo-1" in repr(run) and "demo-1" in run._repr_html_()
     assert len(samestep.runs()) == 1

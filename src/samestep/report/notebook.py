@@ -165,7 +165,7 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Some runs of a folder, in an order: `runs[0]`, `runs["gan-tiny-1"]`, `for run in runs`."""
+    """Some runs of a folder, in an order: `runs[0]`, `runs["demo-1"]`, `for run in runs`."""
 
     def __init__(self, found: Sequence[Run]) -> None:
         self._found = found
