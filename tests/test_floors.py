@@ -20,10 +20,10 @@ FLOORS = {
     "models": 3,
     "train": 4,
     "kit": 5,
+    "why": 5,
     "recipes": 6,
     "verify": 6,
     "doctor": 6,
-    "why": 6,
     "report": 6,
     "cli": 7,
 }

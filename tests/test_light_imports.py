@@ -19,6 +19,7 @@ import pytest
         "import samestep.cli.report, samestep.cli.runs, samestep.cli.watch",
         "from samestep.cli.main import main; main(['sample', '--help'])",
         "from samestep.cli.main import main; main(['eval', '--help'])",
+        "import samestep; samestep.run, samestep.runs",
     ],
 )
 def test_without_torch(code: str) -> None:

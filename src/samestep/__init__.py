@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from samestep.models.sentence_folder import EncoderSource as EncoderSource
     from samestep.models.sentence_folder import open_encoder as open_encoder
     from samestep.models.small_encoder import small_encoder as small_encoder
+    from samestep.report.notebook import run as run
+    from samestep.report.notebook import runs as runs
     from samestep.train.api.bench import Bench as Bench
     from samestep.train.api.dump import Dump as Dump
     from samestep.train.api.fit import Fit as Fit

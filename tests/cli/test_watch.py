@@ -27,7 +27,8 @@ class Terminal:
     def __init__(self, *args: str, cwd: Path, lines: int = 24, columns: int = 80) -> None:
         own, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
         streams = {"stdin": its, "stdout": its, "stderr": its}
         self.process = subprocess.Popen([*COMMAND, *args], cwd=cwd, env=environment, start_new_session=True, **streams)
         os.close(its)

@@ -7,20 +7,14 @@ from samestep.cli.help import asks_for_help
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_text
-from samestep.core.rundir import RunDir
-from samestep.core.safe_files import write_text
-from samestep.report.html_report import report_page
-from samestep.report.run_report import RunReport, read_report
+from samestep.report.html_report import write_report
 from samestep.train.record.run_record import find_run
-from samestep.why.collect import collect_evidence
-from samestep.why.diagnose import diagnose
 
 HELP = """samestep report RUN [RUN ...] [--out FILE]
 
 Writes one HTML file with the curves, speeds, samples, settings and events of a run, or of several over each other. It
 opens from disk in any browser, and needs nothing else; nothing is uploaded. The run may be in progress. Without --out
 it is written to report.html in the run, for several runs to report.html in this folder."""
-REPORT = "report.html"
 
 
 def run(args: Sequence[str]) -> int:
@@ -34,15 +28,6 @@ def run(args: Sequence[str]) -> int:
         what = f"there is no option {unknown[0]}" if unknown else "name a run"
         raise UserError(f"{what}; the command is: samestep report RUN [RUN ...] [--out FILE]")
     runs = [find_run(name, damaged=True) for name in dict.fromkeys(names)]
-    out = Path(options["out"]) if "out" in options else (runs[0].path if len(runs) == 1 else Path()) / REPORT
-    if out.is_dir():
-        out /= REPORT
-    text = report_page([_read(rundir) for rundir in runs])
-    write_text(out, text)
-    print_text(f"{out} ({len(text) / 1e6:.1f} MB)")
+    out = write_report(runs, Path(options["out"]) if "out" in options else None)
+    print_text(f"{out} ({out.stat().st_size / 1e6:.1f} MB)")
     return EXIT_DONE
-
-
-def _read(rundir: RunDir) -> RunReport:
-    """A run, and what `samestep why` says of it."""
-    return read_report(rundir, diagnose(collect_evidence(rundir)).sentence)

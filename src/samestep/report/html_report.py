@@ -18,18 +18,34 @@ from samestep.core.durations import ago
 from samestep.core.pages.drawing import box, drawing, text
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Column, Table
+from samestep.core.rundir import RunDir
+from samestep.core.safe_files import write_text
 from samestep.report.profiles import shown_profiles
-from samestep.report.run_report import RunReport, describe_event, duration, worlds
+from samestep.report.run_report import RunReport, describe_event, duration, read_report, worlds
 from samestep.report.samples import shown_samples
 from samestep.report.series import KINDS, Curve, RankTimes, kind_of
 from samestep.report.shown import flat_settings, shown_command
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 
 POINTS, MOST_POINTS = 250_000, 2_000
 """Points of all curves together, and of one curve: a page stays below 5 MB."""
 MOST_LINES = 8
 """Ranks that have a line each; of more the fastest, the middle and the slowest are drawn."""
+REPORT = "report.html"
 _HERE = Path(__file__).parent
 _MS, _GB = 1e3, 1e-9
+
+
+def write_report(runs: Sequence[RunDir], out: Path | None = None) -> Path:
+    """Write the page to a file, or as report.html into a folder: by default that of the run, and this one for several
+    runs. Returns its path."""
+    path = out or (runs[0].path if len(runs) == 1 else Path()) / REPORT
+    if path.is_dir():
+        path /= REPORT
+    verdicts = [diagnose(collect_evidence(rundir)).sentence for rundir in runs]
+    write_text(path, report_page([read_report(*each) for each in zip(runs, verdicts)]))
+    return path
 
 
 def report_page(runs: Sequence[RunReport]) -> str:

@@ -55,7 +55,7 @@ def chosen(found: Sequence[Mapping[str, Any]], filters: Sequence[str], order: st
         passes = _filter(text)
         found = [each for each in found if passes(each)]
     column, is_reversed = order.removeprefix("-"), order.startswith("-")
-    _require_column(column, "--sort")
+    _require_column(column, "sort")
     known = [each for each in found if each[column] is not None]
     known.sort(key=lambda each: _sortable(each[column]), reverse=is_reversed)
     return [*known, *(each for each in found if each[column] is None)]
@@ -82,7 +82,7 @@ def _filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
     if match is None:
         return lambda run: any(text.lower() in str(run[name]).lower() for name in ("name", "recipe", "state"))
     column, sign, wanted = match[1], match[2], match[3].strip()
-    _require_column(column, "--filter")
+    _require_column(column, "filter")
     compare = _COMPARISONS[sign]
 
     def passes(run: Mapping[str, Any]) -> bool:
@@ -100,7 +100,7 @@ def _as_number(text: str, wanted: str) -> float:
     except ValueError:
         number = math.nan
     if math.isnan(number):
-        raise UserError(f"--filter {text!r} compares with a number, and {wanted!r} is none")
+        raise UserError(f"filter {text!r} compares with a number, and {wanted!r} is none")
     return number
 
 

@@ -45,13 +45,8 @@ class NamedSamples:
 def read_samples(rundir: RunDir, reader: Reader) -> list[NamedSamples]:
     """What a page shows of samples.jsonl; what cannot be used is named by the reader."""
     found: dict[tuple[str, str], dict[int, list[Row]]] = {}
-    for row in reader.rows(rundir.samples, _PLACE, READ):
-        if any(row.get(name) is None for name in _PLACE):
-            reader.add(rundir.samples, "rows in it do not say what they are")
-        elif row["kind"] not in TYPES:
-            reader.add(rundir.samples, f"it has samples of an unknown kind: {row['kind'][:40]}")
-        else:
-            found.setdefault((row["stage"], row["name"]), {}).setdefault(row["step"], []).append(row)
+    for row in sample_rows(rundir, reader):
+        found.setdefault((row["stage"], row["name"]), {}).setdefault(row["step"], []).append(row)
     pictures = _Pictures(rundir, reader)
     groups = []
     for (stage, name), steps in list(found.items())[:MOST_NAMES]:
@@ -59,6 +54,17 @@ def read_samples(rundir: RunDir, reader: Reader) -> list[NamedSamples]:
         read = {step: [_read_row(rundir, row, reader, pictures) for row in steps[step][:MOST_ROWS]] for step in chosen}
         groups.append(NamedSamples(stage, name, read, len(steps) - len(chosen)))
     return groups
+
+
+def sample_rows(rundir: RunDir, reader: Reader) -> Iterator[dict[str, Json]]:
+    """The rows at the end of samples.jsonl that say what they are; of their fields only these are checked."""
+    for row in reader.rows(rundir.samples, _PLACE, READ):
+        if any(row.get(name) is None for name in _PLACE):
+            reader.add(rundir.samples, "rows in it do not say what they are")
+        elif row["kind"] not in TYPES:
+            reader.add(rundir.samples, f"it has samples of an unknown kind: {row['kind'][:40]}")
+        else:
+            yield row
 
 
 def _spread(steps: Sequence[int]) -> list[int]:

@@ -12,8 +12,8 @@ import numpy as np
 from samestep.core.rundir import RunDir
 from samestep.train.record.damaged_files import METRICS, Reader
 
-_WHERE = ("stage", "step", "epoch")
-"""What every row of metrics begins with."""
+_WHERE = ("stage", "step")
+"""Where a row of metrics belongs; an epoch follows."""
 KINDS = ("Loss", "Validation", "Learning rate and gradient", "Speed", "Metrics")
 """The kinds of metrics, as a page has them."""
 RANK_ROW = {"stage": str, "step": int, "time": float, "step_seconds": list, "data_seconds": list, "memory": list}
@@ -87,10 +87,10 @@ def kind_of(name: str) -> str:
     return "Learning rate and gradient" if last in ("lr", "grad_norm", "skipped") else "Metrics"
 
 
-def read_curves(rundir: RunDir, reader: Reader) -> dict[str, dict[str, Curve]]:
-    """By stage, in the order in which they ran, and by the name of a metric."""
+def read_curves(rundir: RunDir, reader: Reader, *, with_epochs: bool = False) -> dict[str, dict[str, Curve]]:
+    """By stage, in the order in which they ran, and by the name of a metric; `with_epochs`: the epoch is one too."""
     pieces: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-    for stage, names, block in blocks(reader.rows(rundir.metrics, METRICS, None)):
+    for stage, names, block in blocks(reader.rows(rundir.metrics, METRICS, None), with_epochs=with_epochs):
         of_stage = pieces.setdefault(stage, {})
         for place, name in enumerate(names, 1):
             of_stage.setdefault(name, []).append((block[:, 0], block[:, place]))
@@ -120,14 +120,17 @@ def read_rank_times(rundir: RunDir, reader: Reader) -> list[RankTimes]:
     return found
 
 
-def blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
+def blocks(
+    rows: Iterable[Mapping[str, Any]], *, with_epochs: bool = False
+) -> Iterator[tuple[str, Sequence[str], np.ndarray]]:
     """Rows of metrics as arrays: stage, names of metrics, and [rows, step and values]."""
+    skipped = _WHERE if with_epochs else (*_WHERE, "epoch")
     waiting: dict[tuple[str, tuple[str, ...]], list[list[Any]]] = {}
     for row in rows:
         stage, step = row.get("stage"), row.get("step")
         if stage is None or step is None:
             continue
-        names = tuple(name for name in row if name not in _WHERE)
+        names = tuple(name for name in row if name not in skipped)
         like = waiting.setdefault((stage, names), [])
         like.append([step, *(row[name] for name in names)])
         if len(like) == _AT_ONCE:
@@ -161,8 +164,8 @@ def _numbers(values: Any, count: int) -> list[float]:
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
     """In the order of steps; of a step that comes again, as after a launch that was killed, the later value."""
     steps, values = (np.concatenate(each) for each in zip(*parts))
-    last = {step: place for place, step in enumerate(steps.tolist())}
-    if len(last) == len(steps) and bool((np.diff(steps) > 0).all()):
+    if bool((np.diff(steps) > 0).all()):
         return Curve(steps.astype(np.int64), values)
+    last = {step: place for place, step in enumerate(steps.tolist())}
     places = np.array([last[step] for step in sorted(last)])
     return Curve(steps[places].astype(np.int64), values[places])

@@ -24,6 +24,14 @@ def flat_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     return ((name, setting_text(value)) for name, value in flat_values(shown_settings(settings)))
 
 
+def shown_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with the values that may be shown; a launch has the words of its command."""
+    command = event.get("command")
+    if not isinstance(command, list):
+        return shown_settings(event)
+    return {**shown_settings(event), "command": [_shown_word(str(word)) for word in command]}
+
+
 def _shown_word(word: str) -> str:
     """A word of a command, of which only the value of a setting can be a secret."""
     name, sign, value = word.partition("=")
