@@ -199,7 +199,8 @@ def main() -> None:
             for workers in options.workers:
                 found: list[list[tuple[float, float]]] = [[], []]
                 for run in range(options.runs + 1):
-                    for side, work in enumerate((by_feed, by_loader)):
+                    for side in (0, 1) if run % 2 else (1, 0):
+                        work = (by_feed, by_loader)[side]
                         took = timed(lambda: work(ours if side == 0 else theirs, workers), options.rows * EPOCHS)  # noqa: B023
                         if run:  # the first warms up
                             found[side].append(took)

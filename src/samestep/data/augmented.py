@@ -67,15 +67,14 @@ class Augmented:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int, random: np.random.Generator) -> Any:
-        return self.sample(index, lambda: random)
+    def without_generators(self) -> Callable[[int], Any] | None:
+        """Reads a row by its index alone; None where something draws from a generator that it is given or holds."""
+        if self._takes_generator or self._find_generators():
+            return None
+        return lambda index: self.function(self.rows[index])
 
-    def sample(self, index: int, make_generator: Callable[[], np.random.Generator]) -> Any:
-        """A row, whose generator is only made if there is something to draw from it."""
+    def __getitem__(self, index: int, random: np.random.Generator) -> Any:
         generators = self._find_generators()
-        if not generators and not self._takes_generator:
-            return self.function(self.rows[index])
-        random = make_generator()
         row = type(self.rows).__getitem__(self.rows, index, random) if self._takes_generator else self.rows[index]
         states = [each.state() for each in generators]
         for each in generators:

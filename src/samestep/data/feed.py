@@ -149,6 +149,8 @@ class Feed:
         """Whether passes over all steps are shown, as those of a validation are."""
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
         self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
+        overlaps = self._has_workers or world.device.type != "cpu" or (count is not None and world.control is not None)
+        self._ahead = int(overlaps)  # else nothing is done meanwhile, and two steps take more memory than one
         self._seconds_per_load = 0.0
         self._is_read = False
         self.is_cut = False
@@ -237,11 +239,10 @@ class Feed:
         if not self._pending or self._pending[0].step != step:
             self._seek(step)
         last = max(step, self.length - 1)
-        while self._summed <= min(step + 1, last):
+        while self._summed <= min(step + self._ahead, last):
             self._sum_weights(last)
-        if self._next <= min(step + self._max_group, last) and (
-            self._load_evenly or self._seconds_per_load > FAST_LOAD
-        ):
+        is_slow = self._load_evenly or self._seconds_per_load > FAST_LOAD
+        if self._ahead and is_slow and self._next <= min(step + self._max_group, last):
             self._load_next()
         now = self._pending.popleft()
         now.send(self._world.device, self._stream)

@@ -75,19 +75,18 @@ def read_keyed(rows: Rows, ids: np.ndarray, seed: int, seeding: RowSeeding | Non
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded, and rows that take
     a generator given one: so a sample is the same whoever reads it. The global ones are restored afterwards. `seeding`
     knows from reads before which of them rows draw from."""
-    read = _keyed_reader(rows)
-    return (seeding or RowSeeding(seed)).read(
-        ids, lambda epoch, index: read(index, partial(generator_of_row, seed, epoch, index))
-    )
+    return (seeding or RowSeeding(seed)).read(ids, _keyed_reader(rows, seed))
 
 
-def _keyed_reader(rows: Rows) -> Callable[[int, Callable[[], np.random.Generator]], Any]:
-    """Reads a row by its index, with a function that makes its generator: to make one takes longer than many rows."""
-    if isinstance(rows, Augmented):
-        return rows.sample
+def _keyed_reader(rows: Rows, seed: int) -> Callable[[int, int], Any]:
+    """Reads a row by its epoch and index. A generator is only made where there is something to draw from it: to make
+    one takes longer than many rows."""
+    if isinstance(rows, Augmented) and (plain := rows.without_generators()) is not None:
+        return lambda _, index: plain(index)
     if takes_generator(rows):
-        return lambda index, make: type(rows).__getitem__(rows, index, make())  # type: ignore[call-arg]
-    return lambda index, _: rows[index]
+        get = type(rows).__getitem__
+        return lambda epoch, index: get(rows, index, generator_of_row(seed, epoch, index))  # type: ignore[call-arg]
+    return lambda _, index: rows[index]
 
 
 @dataclass
@@ -311,7 +310,8 @@ def _require_short_temporary_folder() -> None:
 
 def free_before_fork() -> None:
     """Collect garbage in this process: a forked one would crash if its collector freed CUDA objects."""
-    gc.collect()
+    if torch.cuda.is_initialized():  # it takes a tenth of a second
+        gc.collect()
 
 
 def read_in_worker(dataset: Dataset, item: Any) -> Any:

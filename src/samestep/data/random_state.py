@@ -1,8 +1,10 @@
 """The generators that code draws from without being given one: Python's, numpy's and torch's own."""
 
+import operator
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,6 @@ from samestep.data import noise
 
 ROW = noise.purpose("data.row")
 OWN = noise.purpose("data.row generator")
-_MARK = 0x5DB3D743
-_KNOWN = 256
-"""How many numbers from the mark on are known."""
 
 
 @contextmanager
@@ -38,60 +37,70 @@ class RowSeeding:
     """Seeds the global generators for each row, so that what is drawn while it is read is a function of the row.
 
     To seed Python's and numpy's takes as long as to read a small image. So each is seeded for every row only once some
-    row has drawn from it. Until then it is at a mark, and its next number shows after each row whether it is still
-    there: a row that was the first to draw is read again, seeded. Torch's takes little, and is always seeded.
+    row has drawn from it, which its state shows: rows of which one was the first to draw are read again, seeded.
+    Torch's takes little, and is always seeded.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._others = [_MarkedGenerator(random.seed, random.random), _MarkedGenerator(_seed_numpy, np.random.random)]
+        self._others = [
+            _Generator(random.seed, random.getstate, random.setstate, operator.eq),
+            _Generator(_seed_numpy, _numpy_state, np.random.set_state, _is_same_numpy),
+        ]
 
     def read(self, ids: np.ndarray, read: Callable[[int, int], Any]) -> list[Any]:
         """What `read` gives for each (epoch, index) pair; the generators are as before afterwards."""
         high, low = noise.words(self._seed, ROW, ids[:, 0], ids[:, 1])  # of all at once: one alone takes as long
-        with random_state_kept():
-            for each in self._others:
-                each.to_mark()
-            return [self._read(read, *row) for row in zip(high.tolist(), low.tolist(), *ids.T.tolist())]
+        rows = list(zip(high.tolist(), low.tolist(), *ids.T.tolist()))
+        before, torchs = [each.state() for each in self._others], torch.default_generator.get_state()
+        try:
+            while True:
+                seeds = [each.seed for each in self._others if each.is_drawn]
+                samples = [_read_seeded(read, seeds, *row) for row in rows]
+                drawn = [each for each, state in zip(self._others, before) if each.has_drawn_since(state)]
+                if not drawn:
+                    return samples
+                for each in drawn:
+                    each.is_drawn = True
+        finally:
+            torch.default_generator.set_state(torchs)
+            for each, state in zip(self._others, before):
+                if each.is_drawn or each.has_drawn_since(state):  # the latter of rows that raised an error
+                    each.restore(state)
 
-    def _read(self, read: Callable[[int, int], Any], high: int, low: int, epoch: int, index: int) -> Any:
-        torch.default_generator.manual_seed(high)  # and no device's: rows are read on the CPU
-        for each in self._others:
-            if each.is_drawn:
-                each.seed((high << 32) | low)
-        sample = read(epoch, index)
-        drawn = [each.was_drawn() for each in self._others]
-        return self._read(read, high, low, epoch, index) if any(drawn) else sample
+
+def _read_seeded(
+    read: Callable[[int, int], Any], seeds: list[Callable[[int], object]], high: int, low: int, epoch: int, index: int
+) -> Any:
+    torch.default_generator.manual_seed(high)  # and no device's: rows are read on the CPU
+    for seed in seeds:
+        seed((high << 32) | low)
+    return read(epoch, index)
 
 
-class _MarkedGenerator:
-    """A generator of which it is not known yet whether rows draw from it."""
+@dataclass
+class _Generator:
+    """A global generator of which it is not known yet whether rows draw from it."""
 
-    def __init__(self, seed: Callable[[int], object], draw: Callable[[], float]) -> None:
-        self.seed, self._draw = seed, draw
-        self.is_drawn = False
-        self._expected: list[float] = []
-        self._next = 0
+    seed: Callable[[int], object]
+    state: Callable[[], Any]
+    restore: Callable[[Any], object]
+    _is_same: Callable[[Any, Any], bool]
+    is_drawn: bool = False
 
-    def to_mark(self) -> None:
-        """Seed it so that the numbers to come are known."""
-        if self.is_drawn:
-            return
-        self.seed(_MARK)
-        if not self._expected:
-            self._expected = [self._draw() for _ in range(_KNOWN)]
-            self.seed(_MARK)
-        self._next = 0
+    def has_drawn_since(self, state: Any) -> bool:
+        """Whether it was at another state, and rows were not known to draw from it."""
+        return not self.is_drawn and not self._is_same(state, self.state())
 
-    def was_drawn(self) -> bool:
-        """Whether a row has just drawn from it, for the first time."""
-        if self.is_drawn:
-            return False
-        self.is_drawn = self._draw() != self._expected[self._next]
-        self._next += 1
-        if self._next == _KNOWN:
-            self.to_mark()
-        return self.is_drawn
+
+def _numpy_state() -> dict[str, Any]:
+    return np.random.get_state(legacy=False)
+
+
+def _is_same_numpy(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    drawn, again = one["state"], other["state"]
+    is_same = drawn["pos"] == again["pos"] and one["has_gauss"] == other["has_gauss"]
+    return bool(is_same and (drawn["key"] == again["key"]).all())
 
 
 def _seed_numpy(seed: int) -> None:

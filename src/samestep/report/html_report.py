@@ -213,7 +213,7 @@ def _speed(report: RunReport) -> str:
     """The median of the last stage's rows."""
     found = report.curves.get(report.summary.stage, {})
     speeds = {name: float(np.nanmedian(curve.values)) for name, curve in found.items() if name.endswith("/s")}
-    return ", ".join(f"{value:,.4g} {name}" for name, value in speeds.items())
+    return ", ".join(f"{value:,.{0 if value >= 1000 else 2}f} {name}" for name, value in speeds.items())
 
 
 def _controls(runs: Sequence[RunReport]) -> Html:
