@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ TEMPERATURE = 0.1
 """Of what is sampled in the end: the published program's own default."""
 WEIGHTS = "v_48_020"
 Parts = dict[str, list[RealChain]]
+Pairs = dict[str, dict[str, list[tuple[str, str]]]]
+"""By part and chain: preferred and other sequence."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ def main() -> None:
     for chain in itertools.chain(*parts.values()):
         work.file(chain).parent.mkdir(parents=True, exist_ok=True)
         work.file(chain).write_text(chain.pdb_text())
-    say(f"chains: {({part: len(chains) for part, chains in parts.items()})}")
-    pairs = {rule: make_pairs(work, rule) for rule in RULES}
+    say(", ".join(f"{len(chains)} chains for {part}" for part, chains in parts.items()))
+    pairs = make_pairs(work)
     times = {"data": time.time() - began}
     train_all(work)
     times["training"] = time.time() - began - times["data"]
@@ -106,7 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shortest", type=int, default=45, help="residues of a chain")
     parser.add_argument("--longest", type=int, default=180)
     parser.add_argument("--samples", type=int, default=4, help="sequences for each test chain")
-    parser.add_argument("--orders", type=int, default=1, help="decoding orders that log-probabilities are averaged over")
+    parser.add_argument("--orders", type=int, default=1, help="decoding orders for log-probabilities")
     parser.add_argument("--limit", type=int, help="chains of each part; all by default")
     parser.add_argument("--smoke", action="store_true", help="a few steps with a few chains")
     args = parser.parse_args()
@@ -124,37 +127,68 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 # --- pairs
 
 
-def designed(work: Work, model: Path | str, chains: Sequence[RealChain], where: str, **options: Any) -> list[list[str]]:
-    """What `samestep sample` writes for each chain, without the residues that it has not."""
-    out = Path(work.args.out, "sampled", where)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "list.txt").write_text("".join(f"{work.file(chain)}\n" for chain in chains))
-    words = [f"--{name}={value}" for name, value in {"device": "cpu", "output_dir": out, **options}.items()]
-    log = Path(work.args.out, "logs", f"sample-{where}.log")
-    if not all((out / f"{chain.name}.json").exists() for chain in chains):
-        command = ["sample", model, f"--pdb_list={out / 'list.txt'}", *words]
-        if code := finish(start(command, log), log):
-            raise SystemExit(f"{log} says why samestep sample ended with {code}")
-    found = [json.loads((out / f"{chain.name}.json").read_text()) for chain in chains]
-    return [[one["sequence"] for one in record["designs"]] for record in found]
+@dataclass(frozen=True)
+class Designs:
+    """Sequences that `samestep sample` is to write, into a folder of this name."""
+
+    name: str
+    model: Path
+    samples: int
+    temperature: float
+    seed: int
+
+    def folder(self, work: Work) -> Path:
+        return Path(work.args.out, "sampled", self.name)
+
+    def command(self, work: Work, chains: Sequence[RealChain]) -> list[Any]:
+        """Nothing, where all is there."""
+        out = self.folder(work)
+        if all((out / f"{chain.name}.json").exists() for chain in chains):
+            return []
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "list.txt").write_text("".join(f"{work.file(chain)}\n" for chain in chains))
+        options = {name: getattr(self, name) for name in ("samples", "temperature", "seed")}
+        options |= {"device": "cpu", "pdb_list": out / "list.txt", "output_dir": out}
+        return ["sample", self.model, *(f"--{name}={value}" for name, value in options.items())]
 
 
-def make_pairs(work: Work, rule: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """By part and chain: preferred and other sequence. Writes the records that samestep trains with."""
+def designed(work: Work, wanted: Sequence[Designs], chains: Sequence[RealChain]) -> dict[str, list[list[str]]]:
+    """By name: the sequences of each chain."""
+    two_at_a_time(work, {f"sample-{designs.name}": designs.command(work, chains) for designs in wanted})
+    found = {}
+    for designs in wanted:
+        records = [json.loads((designs.folder(work) / f"{chain.name}.json").read_text()) for chain in chains]
+        found[designs.name] = [[one["sequence"] for one in record["designs"]] for record in records]
+    return found
+
+
+def two_at_a_time(work: Work, commands: dict[str, list[Any]]) -> None:
+    """samestep with each of these, one thread each; empty ones are left out."""
+    left = [(Path(work.args.out, "logs", f"{name}.log"), words) for name, words in commands.items() if words]
+    for number in range(0, len(left), 2):
+        started = [(log, start(words, log)) for log, words in left[number : number + 2]]
+        for log, process in started:
+            if code := finish(process, log):
+                raise SystemExit(f"{log} says why samestep ended with {code}")
+        say("done: " + ", ".join(log.stem for log, _ in started))
+
+
+def make_pairs(work: Work) -> dict[str, Pairs]:
+    """By rule. Writes the records that samestep trains with."""
     chains = list(itertools.chain(*work.parts.values()))
-    options = {"samples": 4 if rule == "surface" else 2, "temperature": RULES[rule], "seed": 1}
-    drawn = designed(work, work.weights, chains, f"pairs-{rule}", **options)
-    by_name = {chain.name: pairs_of(rule, chain, letters) for chain, letters in zip(chains, drawn, strict=True)}
-    pairs: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for part, some in work.parts.items():
-        pairs[part] = {chain.name: by_name[chain.name] for chain in some}
+    counts = {"native": 2, "surface": 4}
+    wanted = [Designs(f"pairs-{rule}", work.weights, counts[rule], heat, 1) for rule, heat in RULES.items()]
+    drawn = designed(work, wanted, chains)
+    pairs: dict[str, Pairs] = {rule: {} for rule in RULES}
+    for rule, (part, some) in itertools.product(RULES, work.parts.items()):
+        letters = {chain.name: found for chain, found in zip(chains, drawn[f"pairs-{rule}"], strict=True)}
+        pairs[rule][part] = {chain.name: pairs_of(rule, chain, letters[chain.name]) for chain in some}
         records = [
             {"pdb_file": str(work.file(chain)), "preferred_seq": preferred, "unpreferred_seq": other}
             for chain in some
-            for preferred, other in by_name[chain.name][: 1 if part == "validation" else None]
+            for preferred, other in pairs[rule][part][chain.name][: 1 if part == "validation" else None]
         ]
         Path(work.args.out, f"{rule}-{part}.json").write_text(json.dumps(records, indent=1) + "\n")
-    say(f"pairs, {rule}: {({part: sum(map(len, some.values())) for part, some in pairs.items()})}")
     return pairs
 
 
@@ -192,18 +226,13 @@ def describe(work: Work, pairs: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_all(work: Work) -> None:
-    """Two runs at a time, one thread each; those that are done are not repeated."""
+    """Those that are done are not repeated."""
     left = [(rule, seed) for seed in work.args.seeds for rule in RULES]
     left = [which for which in left if not work.is_done(*which).exists()]
     for some in [left[number : number + 2] for number in range(0, len(left), 2)]:
-        logs = [Path(work.args.out, "logs", f"train-{rule}-{seed}.log") for rule, seed in some]
-        processes = [start(command(work, *which), log) for which, log in zip(some, logs, strict=True)]
-        for process, log in zip(processes, logs, strict=True):
-            if code := finish(process, log):
-                raise SystemExit(f"{log} says why samestep train ended with {code}")
+        two_at_a_time(work, {f"train-{rule}-{seed}": command(work, rule, seed) for rule, seed in some})
         for which in some:
             work.is_done(*which).touch()
-        say(f"trained: {some}")
 
 
 def command(work: Work, rule: str, seed: int) -> list[Any]:
@@ -249,52 +278,55 @@ class Measure:
     def __init__(self, work: Work, pairs: dict[str, Any]) -> None:
         self._work = work
         self._pairs = {rule: of["test"] for rule, of in pairs.items()}
+        self._published = Network(work.weights)
         self._before = {rule: self._scores(work.weights, rule) for rule in RULES}
 
     def all(self) -> dict[str, Any]:
         """Before, after by rule over all seeds, and the published program."""
-        work, count = self._work, {"samples": self._work.args.samples}
-        options = {**count, "temperature": TEMPERATURE}
-        own = {seed: designed(work, work.weights, work.test, f"before-{seed}", seed=seed, **options) for seed in self.seeds}
-        before = self._of_samples(own)
+        work = self._work
+        models = {"before": lambda _: work.weights}
+        models |= {rule: partial(self._best, rule) for rule in RULES}
+        named = {(name, seed): f"{name}-{seed}" for name in models for seed in work.args.seeds}
+        wanted = [
+            Designs(folder, models[name](seed), work.args.samples, TEMPERATURE, seed)
+            for (name, seed), folder in named.items()
+        ]
+        drawn = designed(work, wanted, work.test)
+        values = {name: self._of_samples([drawn[named[name, seed]] for seed in work.args.seeds]) for name in models}
+        before = values["before"]
         before["native_score"] = self._before["native"]["native_score"][None]
         found: dict[str, Any] = {"chains": [chain.name for chain in work.test], "before": summary(before)}
         for rule in RULES:
-            after = {seed: self._after(rule, seed, options) for seed in self.seeds}
-            values = self._of_samples({seed: letters for seed, (letters, _) in after.items()})
-            values |= {
-                name: np.stack([scores[name] for _, scores in after.values()]) for name in after[self.seeds[0]][1]
-            }
-            found[rule] = summary(values)
-            less = {name: values[name] - before[name] for name in before}
-            found[rule]["less_before"] = summary(less)
-            found[rule]["log_prob_prefers"] = of_chains(self._before[rule]["prefers"])
+            scores = [self._gains(rule, seed) for seed in work.args.seeds]
+            after = values[rule] | {name: np.stack([of_seed[name] for of_seed in scores]) for name in scores[0]}
+            less = {name: after[name] - before[name] for name in before}
+            prefers = of_chains(self._before[rule]["prefers"])
+            found[rule] = {**summary(after), "less_before": summary(less), "log_prob_prefers": prefers}
             say(f"{rule}: {found[rule]}")
+        return {**found, **self._published_program()}
+
+    def _published_program(self) -> dict[str, Any]:
+        """What it samples with its own weights, and what the structures have."""
+        work, found = self._work, {}
         for name, soluble in (("published", False), ("published, soluble weights", True)):
-            out = Path(work.args.out, "sampled", name.replace(", ", "-").replace(" ", "-"))
+            out = Path(work.args.out, "sampled", "soluble" if soluble else "published")
             files = [work.file(chain) for chain in work.test]
             drawn = sample(files, out, work.args.samples, TEMPERATURE, 0, soluble)
-            letters = [[one.replace("X", "") for one in some] for some in drawn]
-            found[name] = summary(self._of_samples({0: letters}))
-        natives = [[chain.letters] for chain in work.test]
-        found["native sequences"] = summary({"surface_share": self._of_samples({0: natives})["surface_share"]})
-        return found
+            found[name] = summary(self._of_samples([[[one.replace("X", "") for one in some] for some in drawn]]))
+        natives = np.array([[surface_share(chain, chain.letters) for chain in work.test]])
+        return {**found, "native sequences": summary({"surface_share": natives})}
 
-    @property
-    def seeds(self) -> list[int]:
-        seeds: list[int] = self._work.args.seeds
-        return seeds
+    def _best(self, rule: str, seed: int) -> Path:
+        """The weights of the step that validation chose."""
+        return self._work.run(rule, seed) / "best_model.pt"
 
-    def _after(self, rule: str, seed: int, options: dict[str, Any]) -> tuple[list[list[str]], dict[str, np.ndarray]]:
-        """What a run's best weights sample, and what they say of the pairs, by the published network."""
-        run = self._work.run(rule, seed)
-        model = run / "best_model.pt"
-        letters = designed(self._work, model, self._work.test, f"{rule}-{seed}", seed=seed, **options)
-        now, before = self._scores(model, rule), self._before[rule]
+    def _gains(self, rule: str, seed: int) -> dict[str, np.ndarray]:
+        """By chain: what a run's weights say of the pairs, by the published network."""
+        now, before = self._scores(self._best(rule, seed), rule), self._before[rule]
         margins = [new - old for new, old in zip(now["margins"], before["margins"], strict=True)]
         right = np.array([np.mean((gain > 0) + 0.5 * (gain == 0)) if len(gain) else np.nan for gain in margins])
         margin = np.array([np.mean(gain) if len(gain) else np.nan for gain in margins])
-        return letters, {"accuracy": right, "margin": margin, "native_score": now["native_score"]}
+        return {"accuracy": right, "margin": margin, "native_score": now["native_score"]}
 
     def _scores(self, weights: Path, rule: str) -> dict[str, Any]:
         """By chain: log-probabilities of preferred less other, whether that is positive, and the native's score."""
@@ -310,13 +342,11 @@ class Measure:
         prefers = np.array([np.mean(margin > 0) if len(margin) else np.nan for margin in margins])
         return {"margins": margins, "prefers": prefers, "native_score": np.array(scores)}
 
-    def _of_samples(self, drawn: dict[int, list[list[str]]]) -> dict[str, np.ndarray]:
+    def _of_samples(self, drawn: Sequence[list[list[str]]]) -> dict[str, np.ndarray]:
         """[seeds, chains] of each number that is counted in the letters; the cost is by the published weights."""
-        if not hasattr(self, "_published"):
-            self._published = Network(self._work.weights)
         rows = [
             [self._of_chain(chain, letters) for chain, letters in zip(self._work.test, of_seed, strict=True)]
-            for of_seed in drawn.values()
+            for of_seed in drawn
         ]
         return {name: np.array([[one[name] for one in row] for row in rows]) for name in rows[0][0]}
 

@@ -39,11 +39,14 @@ it is counted in the texts. {found["steps"]} steps of {found["batch"]} pairs, le
 {found["precision"]}.
 
 {about({**results, "device": found["device"]})}
+{proteins(results.get("proteins", {}))}
 ## What is missing
-One seed is measured on the test part. **TRL with the same data and steps: not measured here**; that samestep's losses
-are TRL's step for step, and its speed, is in [RESULTS.md](../../benchmarks/RESULTS.md).
-**Proteins: no result yet** on chains that were not trained on. Next: `--trainers samestep trl`, three seeds, and a
-weaker push (fewer steps, a larger beta) for less loss of variety.
+Texts: one seed is measured on the test part. **TRL with the same data and steps: not measured here**; that samestep's
+losses are TRL's step for step, and its speed, is in [RESULTS.md](../../benchmarks/RESULTS.md). Next:
+`--trainers samestep trl`, three seeds, and a weaker push (fewer steps, a larger beta) for less loss of variety.
+
+Proteins: whether a sequence that has gained folds, or is more soluble, was not measured: nothing here predicts
+structures. No side chains and no partners; chains of one length class, one temperature, one rate and beta.
 """
 
 

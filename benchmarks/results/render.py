@@ -12,6 +12,7 @@ import pictures
 from page_dpo import dpo
 from page_lens import lens
 from results_json import FOLDER, read
+from page_proteins import asked_of_proteins, row_of_proteins
 from written_page import about, between, part, table, wrapped
 
 DRAWN = {"lens": pictures.lens, "distill": pictures.distill, "mdlm": pictures.mdlm}
@@ -31,7 +32,11 @@ def main() -> None:
 def overview(results: dict[str, dict[str, Any]]) -> str:
     """A row for each recipe, and what was asked."""
     rows = [_row_of_lens(results["lens"]), _row_of_distill(results["distill"]), _row_of_mdlm(results["mdlm"])]
-    rows += [_row_of_dpo(results["dpo"]), ("gan", "no result yet", "-", "-", "-")]
+    rows += [
+        _row_of_dpo(results["dpo"]),
+        *row_of_proteins(results["dpo"].get("proteins", {})),
+        ("gan", "no result yet", "-", "-", "-"),
+    ]
     control = results["lens"]["baselines"]["context 8"]
     return f"""# Results
 
@@ -52,8 +57,9 @@ What was asked:
 - **mdlm** (`benchmarks/results/mdlm.py`): does masked diffusion gain more from text that is read over and over? Bits
   per byte of validation, a bound; the baseline is autoregression with the same network and text. The comparison on the
   test part is missing.
-- **dpo**: does a model learn a stated rule from pairs of real text? Accuracy on held-out pairs; the baseline is always
-  to prefer the shorter text. Beside TRL, and for proteins, nothing has been measured yet.
+- **dpo** (`benchmarks/results/dpo_text.py`): does a model learn a stated rule from pairs of real text? Accuracy on
+  held-out pairs; the baseline is always to prefer the shorter text. Beside TRL nothing has been measured yet.
+{asked_of_proteins(results["dpo"].get("proteins", {}))}
 - **gan**: does adversarial training beat the supervised generator? No result yet.
 
 The pages are written by `benchmarks/results/render.py` (needs matplotlib) from the JSON files in [results](results),
