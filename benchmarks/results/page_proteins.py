@@ -90,8 +90,8 @@ def asked_of_proteins(results: dict[str, Any]) -> str:
     if not results:
         return "- **dpo, proteins**: does preference training help on chains that no pair was for? No result yet."
     test = results["test"]
-    return f"""- **dpo, proteins** (`benchmarks/results/dpo_proteins.py`): does ProteinMPNN learn from pairs for some real
-  chains what holds for others? The share of hydrophobic letters on the surface of what it samples; the baseline is the
+    return f"""- **dpo, proteins** (`benchmarks/results/dpo_proteins.py`): does ProteinMPNN learn from pairs for some
+  real chains what holds for others? The share of hydrophobic letters on the surface of what it samples; the baseline is the
   network before, and the published program has {_found(test["published"]["surface_share"])}, with its soluble weights
   {_found(test["published, soluble weights"]["surface_share"])}. Native recovery, with pairs that prefer the native
   sequence: {_found(test["native"]["recovery"])}, before {_found(test["before"]["recovery"])}. On two CPU cores."""

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from page_dpo import dpo
 from page_lens import lens
-from results_json import FOLDER, read
 from page_proteins import asked_of_proteins, row_of_proteins
+from results_json import FOLDER, read
 from written_page import about, between, part, table, wrapped
 
 DRAWN = {"lens": pictures.lens, "distill": pictures.distill, "mdlm": pictures.mdlm}
