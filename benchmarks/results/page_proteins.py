@@ -73,6 +73,7 @@ Distance of composition: half of the sum of differences of the 20 shares, by cha
 intervals are over chains, after less before is paired by chain and seed.
 
 {about(results)}
+{results.get("note", "")}
 """
 
 
@@ -91,7 +92,7 @@ def asked_of_proteins(results: dict[str, Any]) -> str:
         return "- **dpo, proteins**: does preference training help on chains that no pair was for? No result yet."
     test = results["test"]
     return f"""- **dpo, proteins** (`benchmarks/results/dpo_proteins.py`): does ProteinMPNN learn from pairs for some
-  real chains what holds for others? The share of hydrophobic letters on the surface of what it samples; the baseline is the
+  real chains what holds for others? The share of hydrophobic letters on the surface of its samples; the baseline is the
   network before, and the published program has {_found(test["published"]["surface_share"])}, with its soluble weights
   {_found(test["published, soluble weights"]["surface_share"])}. Native recovery, with pairs that prefer the native
   sequence: {_found(test["native"]["recovery"])}, before {_found(test["before"]["recovery"])}. On two CPU cores."""
