@@ -148,7 +148,7 @@ class Designs:
         out.mkdir(parents=True, exist_ok=True)
         (out / "list.txt").write_text("".join(f"{work.file(chain)}\n" for chain in chains))
         options = {name: getattr(self, name) for name in ("samples", "temperature", "seed")}
-        options |= {"device": "cpu", "pdb_list": out / "list.txt", "output_dir": out}
+        options |= {"device": "cpu", "batch_size": 64, "pdb_list": out / "list.txt", "output_dir": out}
         return ["sample", self.model, *(f"--{name}={value}" for name, value in options.items())]
 
 
@@ -186,7 +186,7 @@ def make_pairs(work: Work) -> dict[str, Pairs]:
         records = [
             {"pdb_file": str(work.file(chain)), "preferred_seq": preferred, "unpreferred_seq": other}
             for chain in some
-            for preferred, other in pairs[rule][part][chain.name][: 1 if part == "validation" else None]
+            for preferred, other in pairs[rule][part][chain.name][: None if part == "train" else 1]
         ]
         Path(work.args.out, f"{rule}-{part}.json").write_text(json.dumps(records, indent=1) + "\n")
     return pairs
@@ -333,7 +333,7 @@ class Measure:
         network = Network(weights)
         margins, scores = [], []
         for chain in self._work.test:
-            pairs = self._pairs[rule][chain.name]
+            pairs = self._pairs[rule][chain.name][:1]
             sequences = list(dict.fromkeys([chain.letters, *itertools.chain(*pairs)]))
             found = network.log_probs(self._work.file(chain), sequences, self._work.args.orders)
             by_letters = dict(zip(sequences, found.tolist(), strict=True))

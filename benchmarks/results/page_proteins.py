@@ -35,6 +35,7 @@ what do recovery and score of its samples become, beside the published program?
 | --- | --- | --- |
 | held-out pairs right | {_found(test["native"]["accuracy"])} | {_found(test["surface"]["accuracy"])} |
 | by seed | {_seeds(test["native"]["accuracy"])} | {_seeds(test["surface"]["accuracy"])} |
+| pairs right in validation, by seed | {_validated(results, "native")} | {_validated(results, "surface")} |
 | pairs that the published network prefers as it is | {_found(test["native"]["log_prob_prefers"])} | \
 {_found(test["surface"]["log_prob_prefers"])} |
 | recovery, after less before | {_less(test, "native", "recovery")} | {_less(test, "surface", "recovery")} |
@@ -60,16 +61,16 @@ source packages {", ".join(data["packages"])}, each alone, without what it was b
 (BLOSUM62 score of the global alignment above 0, or two common runs of five letters) one is kept. {chains["train"]} are
 for training, {chains["validation"]} for validation, {chains["test"]} for the test. Pairs:
 {_pairs(data, "native")} by the rule native, {_pairs(data, "surface")} by the rule surface (training, validation, test;
-validation uses one a chain). The published weights were trained on most of the PDB, so on many of
+validation and the measure use one a chain). The published weights were trained on most of the PDB, so on many of
 these chains or their relatives: "not trained on" is meant of the pairs.
 
-**Measure.** {seeds} seeds, {settings["steps"]} steps of {settings["batch"]} pairs at learning rate
+**Measure.** {seeds} seeds were trained, {_measured(test)} measured on the test part; {settings["steps"]} steps of {settings["batch"]} pairs at learning rate
 {settings["rate"]:g}, beta 0.1; validation chose the step, the test part was measured once. Pairs and scores by the
-published network with the weights that a run left, over {settings["orders"]} decoding order that is the same for all
+published network with the weights that a run left, over {settings["orders"]} decoding order, the same for all
 models; a pair is right if the preferred sequence gained more on the weights before training than the other. Samples:
 {settings["samples"]} a chain and seed, at temperature {settings["temperature"]:g}, by `samestep sample`; by the
 published program itself, in its own process, for its two columns. Score is nats a residue, lower is likelier.
-Distance of composition: half of the sum of differences of the 20 shares, by chain. Values are means over seeds;
+Distance of composition: half of the sum of differences of the 20 shares, by chain. Values are means over seeds,
 intervals are over chains, after less before is paired by chain and seed.
 
 {about(results)}
@@ -137,6 +138,17 @@ def _less(test: dict[str, Any], rule: str, name: str, digits: int = 3) -> str:
 
 def _seeds(value: dict[str, Any]) -> str:
     return ", ".join(f"{seed:.3f}" for seed in value["seeds"])
+
+
+def _validated(results: dict[str, Any], rule: str) -> str:
+    """The accuracy at the step that was chosen."""
+    runs = [run for name, run in results["runs"].items() if name.startswith(rule)]
+    return ", ".join(f"{right:.3f}" for run in runs for step, _, right in run["validation"] if step == run["best_step"])
+
+
+def _measured(test: dict[str, Any]) -> int:
+    """Of how many seeds there are figures of the test part."""
+    return len(test["native"]["recovery"]["seeds"])
 
 
 def _steps(results: dict[str, Any], rule: str) -> str:
