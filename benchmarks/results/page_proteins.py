@@ -13,7 +13,13 @@ COUNTED = (
     ("identity of two samples", "identity_of_samples", 3),
     ("score of the native sequence", "native_score", 3),
 )
-SHOWN = ("before", "native", "surface", "published", "published, soluble weights")
+SHOWN = {
+    "before": "before",
+    "native": "after, rule native",
+    "surface": "after, rule surface",
+    "published": "published program",
+    "published, soluble weights": "its soluble weights",
+}
 
 
 def proteins(results: dict[str, Any]) -> str:
@@ -23,8 +29,10 @@ def proteins(results: dict[str, Any]) -> str:
     data, test, settings = results["data"], results["test"], results["settings"]
     seeds = len(settings["seeds"])
     chains = data["chains"]
-    rows = [(name, *(_cell(test[model].get(key), digits) for model in SHOWN)) for name, key, digits in COUNTED]
-    titles = ("", "before", "after, rule native", "after, rule surface", "published program", "its soluble weights")
+    counted = [row for row in COUNTED if row[1] in test["native"]]
+    shown = [model for model in SHOWN if model in test]
+    rows = [(name, *(_cell(test[model].get(key), digits) for model in shown)) for name, key, digits in counted]
+    titles = ("", *(SHOWN[model] for model in shown))
     return f"""## Proteins
 **Asked:** does ProteinMPNN (`v_48_020`) learn from pairs for some real chains what holds for others, and
 what do recovery and score of its samples become, beside the published program?
@@ -64,7 +72,8 @@ for training, {chains["validation"]} for validation, {chains["test"]} for the te
 validation and the measure use one a chain). The published weights were trained on most of the PDB, so on many of
 these chains or their relatives: "not trained on" is meant of the pairs.
 
-**Measure.** {seeds} seeds were trained, {_measured(test)} measured on the test part; {settings["steps"]} steps of {settings["batch"]} pairs at learning rate
+**Measure.** {seeds} seeds were trained, {_measured(test)} measured on the test part;
+{settings["steps"]} steps of {settings["batch"]} pairs at learning rate
 {settings["rate"]:g}, beta 0.1; validation chose the step, the test part was measured once. Pairs and scores by the
 published network with the weights that a run left, over {settings["orders"]} decoding order, the same for all
 models; a pair is right if the preferred sequence gained more on the weights before training than the other. Samples:
@@ -104,7 +113,7 @@ def _reached(test: dict[str, Any]) -> str:
     is_native = test["native"]["less_before"]["recovery"]["interval"][0] > 0
     is_surface = test["surface"]["less_before"]["surface_share"]["interval"][1] < 0
     words = {True: "yes", False: "no"}
-    return f"surface {words[is_surface]}, recovery {words[is_native]}"
+    return f"surface {words[is_surface]} ({_measured(test)} seed measured), recovery {words[is_native]}"
 
 
 def _answer(test: dict[str, Any]) -> str:
@@ -121,7 +130,11 @@ def _answer(test: dict[str, Any]) -> str:
             f"of the held-out pairs of the rule *{rule}* it has **{_found(accuracy)}** right. {what} {moved}: "
             f"{_found(test['before'][key])} before, **{_found(test[rule][key])}** after"
         )
-    return f"**Answer:** {parts[0]}. {parts[1][0].upper()}{parts[1][1:]}."
+    less = test["surface"]["less_before"]["recovery"]
+    cost = f"Its recovery changes by {_found(less)}."
+    return (
+        f"**Answer:** {parts[0]}. {parts[1][0].upper()}{parts[1][1:]}. {cost} Figures are of {_measured(test)} seed(s)."
+    )
 
 
 def _found(value: dict[str, Any], digits: int = 3) -> str:
