@@ -131,10 +131,8 @@ def _answer(test: dict[str, Any]) -> str:
             f"{_found(test['before'][key])} before, **{_found(test[rule][key])}** after"
         )
     less = test["surface"]["less_before"]["recovery"]
-    cost = f"Its recovery changes by {_found(less)}."
-    return (
-        f"**Answer:** {parts[0]}. {parts[1][0].upper()}{parts[1][1:]}. {cost} Figures are of {_measured(test)} seed(s)."
-    )
+    cost = f"Its recovery changes by {_found(less)}. Figures are of {_measured(test)} seed(s)."
+    return f"**Answer:** {parts[0]}. {parts[1][0].upper()}{parts[1][1:]}. {cost}"
 
 
 def _found(value: dict[str, Any], digits: int = 3) -> str:
