@@ -1,5 +1,6 @@
 """What the page of dpo says of proteins, made from docs/results/dpo.json."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from written_page import about, between, table
@@ -31,8 +32,7 @@ def proteins(results: dict[str, Any]) -> str:
     chains = data["chains"]
     counted = [row for row in COUNTED if row[1] in test["native"]]
     shown = [model for model in SHOWN if model in test]
-    rows = [(name, *(_cell(test[model].get(key), digits) for model in shown)) for name, key, digits in counted]
-    titles = ("", *(SHOWN[model] for model in shown))
+    tables = [_counted(test, counted, some) for some in (shown[:3], ["before", *shown[3:]])]
     return f"""## Proteins
 **Asked:** does ProteinMPNN (`v_48_020`) learn from pairs for some real chains what holds for others, and
 what do recovery and score of its samples become, beside the published program?
@@ -55,7 +55,8 @@ what do recovery and score of its samples become, beside the published program?
 {_less(test, "surface", "native_score", 4)} |
 | step that validation chose, by seed | {_steps(results, "native")} | {_steps(results, "surface")} |
 
-{table(titles, rows)}
+{tables[0]}
+{tables[1]}
 Native sequences have {_found(test["native sequences"]["surface_share"])} hydrophobic letters on the surface.
 
 **Rules.** *native*: the sequence of the structure is preferred to each of two that the published weights sample for it
@@ -114,6 +115,12 @@ def _reached(test: dict[str, Any]) -> str:
     is_surface = test["surface"]["less_before"]["surface_share"]["interval"][1] < 0
     words = {True: "yes", False: "no"}
     return f"surface {words[is_surface]} ({_measured(test)} seed measured), recovery {words[is_native]}"
+
+
+def _counted(test: dict[str, Any], counted: Sequence[tuple[str, str, int]], models: Sequence[str]) -> str:
+    """A table of what was counted for these."""
+    rows = [(name, *(_cell(test[model].get(key), digits) for model in models)) for name, key, digits in counted]
+    return table(("", *(SHOWN[model] for model in models)), rows)
 
 
 def _answer(test: dict[str, Any]) -> str:
