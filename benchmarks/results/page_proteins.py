@@ -94,7 +94,7 @@ def row_of_proteins(results: dict[str, Any]) -> list[tuple[str, ...]]:
         return []
     name, test = "surface_share", results["test"]
     found = f"**{_found(test['surface'][name])}**", _found(test["before"][name])
-    return [("[dpo, proteins](results/dpo.md#proteins)", *found, _reached(test), f"{results['minutes']:.0f}")]
+    return [("[proteins](results/dpo.md#proteins)", *found, _reached(test), f"{results['minutes']:.0f}")]
 
 
 def asked_of_proteins(results: dict[str, Any]) -> str:
@@ -114,7 +114,7 @@ def _reached(test: dict[str, Any]) -> str:
     is_native = test["native"]["less_before"]["recovery"]["interval"][0] > 0
     is_surface = test["surface"]["less_before"]["surface_share"]["interval"][1] < 0
     words = {True: "yes", False: "no"}
-    return f"surface {words[is_surface]} ({_measured(test)} seed measured), recovery {words[is_native]}"
+    return f"surface {words[is_surface]} ({_measured(test)} seed), recovery {words[is_native]}"
 
 
 def _counted(test: dict[str, Any], counted: Sequence[tuple[str, str, int]], models: Sequence[str]) -> str:
