@@ -114,7 +114,7 @@ def _reached(test: dict[str, Any]) -> str:
     is_native = test["native"]["less_before"]["recovery"]["interval"][0] > 0
     is_surface = test["surface"]["less_before"]["surface_share"]["interval"][1] < 0
     words = {True: "yes", False: "no"}
-    return f"surface {words[is_surface]} ({_measured(test)} seed), recovery {words[is_native]}"
+    return f"{words[is_surface]} ({_measured(test)} seed); recovery: {words[is_native]}"
 
 
 def _counted(test: dict[str, Any], counted: Sequence[tuple[str, str, int]], models: Sequence[str]) -> str:
