@@ -114,7 +114,7 @@ def _reached(test: dict[str, Any]) -> str:
     is_native = test["native"]["less_before"]["recovery"]["interval"][0] > 0
     is_surface = test["surface"]["less_before"]["surface_share"]["interval"][1] < 0
     words = {True: "yes", False: "no"}
-    return f"{words[is_surface]} ({_measured(test)} seed); recovery: {words[is_native]}"
+    return f"{words[is_surface]}; recovery: {words[is_native]}"
 
 
 def _counted(test: dict[str, Any], counted: Sequence[tuple[str, str, int]], models: Sequence[str]) -> str:
@@ -138,7 +138,7 @@ def _answer(test: dict[str, Any]) -> str:
             f"{_found(test['before'][key])} before, **{_found(test[rule][key])}** after"
         )
     less = test["surface"]["less_before"]["recovery"]
-    cost = f"Its recovery changes by {_found(less)}. Figures are of {_measured(test)} seed(s)."
+    cost = f"Its recovery changes by {_found(less)}. Seeds that were measured: {_measured(test)}."
     return f"**Answer:** {parts[0]}. {parts[1][0].upper()}{parts[1][1:]}. {cost}"
 
 

@@ -54,6 +54,14 @@ def test_curves_events_and_times_are_those_of_the_run(tmp_path: Path) -> None:
     assert any("waiting for other ranks 20%" in text for text in texts["span"])
 
 
+def test_skipped_steps_are_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    rows = [{"stage": "fit", "step": step, "epoch": 0, "skipped": float(step == 12)} for step in range(2, 41, 2)]
+    lines(run.metrics, rows)
+    marks = [(mark["step"], mark["kind"]) for mark in data_of(page_of(run))["marks"]]
+    assert marks == [(12, "trouble"), (20, "save")]
+
+
 def test_several_runs_share_their_charts_and_show_what_differs(tmp_path: Path) -> None:
     runs = make_run(tmp_path, "a"), make_run(tmp_path, "b", shift=0.5, learning_rate=0.02)
     page = page_of(*runs)

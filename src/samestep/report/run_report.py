@@ -1,6 +1,6 @@
 """All of a run that a report shows, read from its directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from samestep.train.trained.shown import shown_text
 _TROUBLE = ("slow_rank", "save_failed", "ended", "unequal", "stalled")
 _AXIS = ("save", "resume", "launch", *_TROUBLE)
 """The kinds of events that are shown on the axis of the curves."""
+MOST_SKIPPED = 200
+"""Marks of a metric for rows in which steps were skipped."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class RunReport:
         return Curve(steps, np.cumsum(spent * np.diff(steps, prepend=0)))
 
     def marks(self) -> list[Mark]:
-        """The events that have a place on the axis of steps."""
-        found = []
+        """The events that have a place on the axis of steps, and rows in which steps were skipped."""
+        found = list(self._skipped())
         for event in self.summary.events:
             kind, stage = str(event.get("kind")), event.get("stage")
             if kind not in _AXIS:
@@ -74,6 +76,13 @@ class RunReport:
                 group = "trouble" if kind in _TROUBLE else "save" if kind == "save" else "launch"
                 found.append(Mark(stage, step, group, describe_event(event)))
         return found
+
+    def _skipped(self) -> Iterator[Mark]:
+        for stage, metrics in self.curves.items():
+            for name, curve in metrics.items():
+                if name.rpartition("/")[2] == "skipped":
+                    for step in curve.steps[curve.values > 0].tolist()[:MOST_SKIPPED]:
+                        yield Mark(stage, step, "trouble", f"steps were skipped before step {step:,}")
 
     def _place(self, time: Any) -> tuple[str, int]:
         """Stage and step at a time, as the rows of ranks tell; no stage where nothing was logged before."""
