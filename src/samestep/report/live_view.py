@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table as Grid
 from rich.text import Text
 
 from samestep.core.durations import ago, format_spent
@@ -24,8 +24,8 @@ LEAST_CURVE = 3
 LATE = 15.0
 """Seconds without a heartbeat, after which a rank is marked: it writes one every five."""
 _BAR = 30
-_LABEL = 11
-"""Characters that are kept for the numbers beside a curve."""
+_FRAME = 15
+"""Characters of a panel beside a curve: its frame, and the numbers."""
 
 
 class LiveView:
@@ -81,13 +81,7 @@ class LiveView:
             return [Text("no metrics yet", style="dim")]
         down = -(-len(names) // across)
         height = min(14, max(LEAST_CURVE, room // down - 2))
-        grid = Grid.grid(expand=True)
-        for _ in range(across):
-            grid.add_column(ratio=1)
-        panels = [self._panel(name, width // across - 4, height) for name in names]
-        for start in range(0, len(panels), across):
-            grid.add_row(*panels[start : start + across])
-        return [grid]
+        return [Columns([self._panel(name, width // across, height) for name in names], padding=0)]
 
     def _names(self) -> list[str]:
         known = self._run.curves.get(self._run.summary.stage, {})
@@ -101,9 +95,10 @@ class LiveView:
         if self._last is not None:
             points = [point for point in points if point[0] > points[-1][0] - self._last]
         draw = draw_fine_curve if self._fine else draw_curve
-        lines = draw(points, max(8, width - _LABEL), height)
+        lines = draw(points, max(8, width - _FRAME), height)
         title = f"{name}  {curve.last:.5g}  {_steps(points)}"
-        return Panel(Text("\n".join(lines), no_wrap=True), title=Text(title), title_align="left", height=height + 2)
+        text = Text("\n".join(lines), no_wrap=True)
+        return Panel(text, title=Text(title), title_align="left", width=width, height=height + 2)
 
     def _ranks(self) -> Table:
         """What each rank does; of many those that are late or slow."""
