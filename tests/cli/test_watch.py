@@ -120,7 +120,7 @@ def test_it_fits_the_terminal(tmp_path: Path, lines: int, columns: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_run_is_followed_until_it_ends(tmp_path: Path) -> None:
-    train = ["train", "mdlm", "preset=tiny", "name=a", "max_steps=30", "log.every=1", "log.samples=0"]
+    train = ["train", "mdlm", "preset=tiny", "name=a", "max_steps=100000", "log.every=1", "log.samples=0"]
     training = subprocess.Popen([*COMMAND, *train], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until = time.monotonic() + 100
     while not (tmp_path / "runs/a/metrics.jsonl").exists() and time.monotonic() < until:
@@ -131,9 +131,11 @@ def test_a_run_is_followed_until_it_ends(tmp_path: Path) -> None:
     assert left.end() == 0 and training.poll() is None
     stays = Terminal("watch", "a", "--every", "0.5s", cwd=tmp_path)
     stays.read_until("running")
-    assert training.wait(120) == 0
+    training.terminate()
+    training.communicate(timeout=100)
     assert stays.end() == 0
-    assert "30/30" in stays.text and "Traceback" not in left.text + stays.text
+    assert "preempted" in stays.text
+    assert "Traceback" not in left.text + stays.text
 
 
 @pytest.mark.timeout(120)
