@@ -55,7 +55,7 @@ def sent(run: Path) -> list[dict[str, str]]:
 
     rows = []
     for path in run.glob("wandb/offline-run-*/*.wandb"):
-        for text in records_of_wandb(path.read_bytes()):
+        for text in records_of_wandb(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(text)
             rows.append({item.nested_key[0]: item.value_json for item in record.history.item})

@@ -114,7 +114,7 @@ def sent_to_wandb(run: Path) -> tuple[dict[str, Any], dict[str, tuple[bool, bool
 
     settings, metrics = {}, {}
     (path,) = run.glob("wandb/offline-run-*/*.wandb")
-    for text in records_of_wandb(path.read_bytes()):
+    for text in records_of_wandb(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(text)
         settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,8 +141,13 @@ def killed_at(args: Sequence[str], step: int, phase: str) -> int:
     return main(args)
 
 
-def records_of_wandb(data: bytes) -> Iterator[bytes]:
-    """The records in a file of W&B: a preamble, then blocks of pieces (checksum, length, kind), as LevelDB's logs."""
+def records_of_wandb(path: Path) -> Iterator[bytes]:
+    """The records in a file of W&B: a preamble, then blocks of pieces (checksum, length, kind), as LevelDB's logs. They
+    are read once nothing is added any more: a run's `finish` may return before its last records are on the disk."""
+    data = b""
+    while len(data) != path.stat().st_size:
+        data = path.read_bytes()
+        time.sleep(1.0)
     block, head = 32768, 7
     at, record = 7, b""
     while at + head <= len(data):
@@ -164,7 +170,7 @@ def sent_to_wandb(run: Path) -> list[tuple[int, bool]]:
 
     rows = []
     for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
-        for text in records_of_wandb(path.read_bytes()):
+        for text in records_of_wandb(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(text)
             row = {item.nested_key[0]: item.value_json for item in record.history.item}
