@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from samestep import UserError, samples
+from samestep.core.pages.html import png_size
 from samestep.core.rundir import RunDir
 from samestep.train.logging import sample_log
-from samestep.train.logging.images import MOST_SIDE, png_size
+from samestep.train.logging.images import MOST_SIDE
 from samestep.train.logging.sample_log import SampleLog
 
 PICTURE = torch.linspace(0, 1, 12).view(1, 3, 4)

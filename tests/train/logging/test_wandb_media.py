@@ -13,6 +13,8 @@ from samestep.train.logging.sinks import JsonSink, WandbSink
 from samestep.train.record.config import Config
 from train.session.hooks.test_saving import records_of_wandb
 
+pytestmark = pytest.mark.usefixtures("own_wandb")
+
 
 def launch(run: RunDir, step: int, *, until: int) -> WandbSink:
     """A launch that resumes after `step`: a note before the row of each second step."""

@@ -25,6 +25,7 @@ from samestep.train.session.stage_sinks import open_stage_sinks
 from samestep.world.world import World
 from train.session.hooks.test_saving import records_of_wandb
 
+pytestmark = pytest.mark.usefixtures("own_wandb")
 STAGES = [Stage("fit", Any, best=("val/nll", "min")), Stage("rank", Any)]
 
 
