@@ -39,17 +39,19 @@ if TYPE_CHECKING:
     from samestep.train.api.recipe import Recipe
     from samestep.train.session.start import Configured, StartArguments
 
-# Verbs that take a run: checkpoints, why.
+# Verbs that take a run: checkpoints, why, watch.
 
 
-def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
-    """The name of the run, and whether the flag was given."""
-    options, names = split_options(args, [], [flag])
+def parse_run(
+    args: Sequence[str], command: str, options: Sequence[str] = (), flags: Sequence[str] = ()
+) -> tuple[str, dict[str, str]]:
+    """The name of the run, and the options and flags that were given; `command` is how the verb is written."""
+    given, names = split_options(args, options, flags)
     unknown = [arg for arg in names if arg.startswith("-")]
     if unknown or len(names) != 1:
         what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
-        raise UserError(f"{what}; the command is: samestep {verb} RUN [--{flag}]")
-    return names[0], flag in options
+        raise UserError(f"{what}; the command is: {command}")
+    return names[0], given
 
 
 def all_of(name: str, args: Sequence[str], verb: str) -> tuple[list[str], list[str]]:

@@ -32,7 +32,7 @@ def run(args: Sequence[str]) -> int:
     if not args or asks_for_help(args):
         print_text(HELP)
         return EXIT_DONE
-    name, read_all = parse_run(args, "checkpoints", "verify")
+    name, options = parse_run(args, "samestep checkpoints RUN [--verify]", flags=["verify"])
     rundir = find_run(name, damaged=True)
     for file in (rundir.config, rundir.first_launch):
         if damage := damage_of_file(file):
@@ -40,7 +40,7 @@ def run(args: Sequence[str]) -> int:
     stages = [Listing.of(folder) for folder in stage_folders(rundir)]
     if not any(stage.found for stage in stages):
         print_text(f"the run {rundir.path} has no checkpoint yet")
-    return _show(rundir, stages, read_all=read_all)
+    return _show(rundir, stages, read_all="verify" in options)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,12 @@
 Torch is not imported, no lock is taken and nothing is written, so it can be left running beside the run.
 """
 
-import fnmatch
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from samestep.cli.args import all_of
+from samestep.cli.args import all_of, parse_run
 from samestep.cli.help import asks_for_help
-from samestep.core.config import split_options
 from samestep.core.console import PlainConsole
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
@@ -19,6 +16,7 @@ from samestep.core.near_names import did_you_mean
 from samestep.core.output import is_terminal, print_text
 from samestep.report.live_run import LiveRun
 from samestep.report.live_view import LiveView
+from samestep.report.series import matching_names
 from samestep.train.record.run_record import find_run
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
@@ -48,12 +46,8 @@ def run(args: Sequence[str]) -> int:
         print_text(HELP)
         return EXIT_DONE
     patterns, args = all_of("metric", args, "watch")
-    options, names = split_options(args, ["last", "every"], ["once"])
-    unknown = [name for name in names if name.startswith("-")]
-    if unknown or len(names) != 1:
-        what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
-        raise UserError(f"{what}; the command is: {COMMAND}")
-    rundir = find_run(names[0], damaged=True)
+    name, options = parse_run(args, COMMAND, ["last", "every"], ["once"])
+    rundir = find_run(name, damaged=True)
     is_shown = is_terminal(sys.stdout)
     live, console = LiveRun(rundir), PlainConsole() if is_shown else PlainConsole(width=_WIDTH, height=_HEIGHT)
     _require_metrics(live, patterns)
@@ -88,19 +82,19 @@ def _require_metrics(live: LiveRun, patterns: Sequence[str]) -> None:
     """Refuse a metric that the run does not have; one that has not begun may still get it."""
     known = list(dict.fromkeys(name for curves in live.curves.values() for name in curves))
     for pattern in patterns if known else []:
-        if not fnmatch.filter(known, pattern):
+        if not matching_names(pattern, known):
             near = did_you_mean(pattern, known)
             raise UserError(f"there is no metric {pattern!r}{near}; so far there are {', '.join(known)}")
 
 
-def _every(options: dict[str, Any]) -> float:
+def _every(options: dict[str, str]) -> float:
     every = parse_duration(options.get("every", "2s"))
     if every < LEAST_EVERY:
         raise UserError(f"--every {options['every']} is too short; give at least {LEAST_EVERY}s")
     return every
 
 
-def _last(options: dict[str, Any]) -> int | None:
+def _last(options: dict[str, str]) -> int | None:
     text = options.get("last")
     if text is None:
         return None

@@ -34,10 +34,10 @@ def run(args: Sequence[str]) -> int:
     if not args or asks_for_help(args):
         print_text(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
-    name, as_data = parse_run(args, "why", "json")
+    name, options = parse_run(args, "samestep why RUN [--json]", flags=["json"])
     evidence = collect_evidence(_find(name))
     finding = diagnose(evidence)
-    if as_data:
+    if "json" in options:
         print_text(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
     else:
         print_text(as_text(evidence, finding))

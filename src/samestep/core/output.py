@@ -119,6 +119,11 @@ def _is_open(number: int) -> bool:
     return True
 
 
+def format_speed(rate: float) -> str:
+    """So many of something in a second."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def format_size(size: float) -> str:
     """Bytes in the unit that fits, in steps of a thousand: `86.2 kB`."""
     for unit in ("B", "kB", "MB", "GB"):

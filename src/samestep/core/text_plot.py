@@ -12,7 +12,7 @@ _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 def draw_curve(points: Sequence[tuple[float, float]], width: int = 64, height: int = 8) -> list[str]:
     """The curve through (x, y) points in order of x: each column is the mean of its points, and rows reach from the
     lowest to the highest column. What is not finite is left out; empty where there is nothing else."""
-    columns = _columns([point for point in points if math.isfinite(point[1])], width)
+    columns = _columns(points, width)
     marks = set(_rows(columns, height).items())
     lines = ["".join("*" if (x, row) in marks else " " for x in range(width)) for row in range(height)]
     return _labelled(lines, columns)
@@ -20,7 +20,7 @@ def draw_curve(points: Sequence[tuple[float, float]], width: int = 64, height: i
 
 def draw_fine_curve(points: Sequence[tuple[float, float]], width: int = 64, height: int = 8) -> list[str]:
     """The same as a line without gaps, for a terminal that has Unicode: a character has two by four dots."""
-    columns = _columns([point for point in points if math.isfinite(point[1])], 2 * width)
+    columns = _columns(points, 2 * width)
     rows = _rows(_without_gaps(columns), 4 * height)
     dots = [[0] * width for _ in range(height)]
     for x, row in rows.items():
@@ -31,7 +31,8 @@ def draw_fine_curve(points: Sequence[tuple[float, float]], width: int = 64, heig
 
 
 def _columns(points: Sequence[tuple[float, float]], width: int) -> dict[int, float]:
-    """The mean of each column that has points, from 0 to `width` - 1."""
+    """The mean of each column that has finite points, from 0 to `width` - 1."""
+    points = [point for point in points if math.isfinite(point[1])]
     if not points:
         return {}
     first, last = points[0][0], points[-1][0]

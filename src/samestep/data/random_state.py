@@ -53,19 +53,21 @@ class RowSeeding:
         high, low = noise.words(self._seed, ROW, ids[:, 0], ids[:, 1])  # of all at once: one alone takes as long
         rows = list(zip(high.tolist(), low.tolist(), *ids.T.tolist()))
         before, torchs = [each.state() for each in self._others], torch.default_generator.get_state()
+        is_read = False
         try:
             while True:
                 seeds = [each.seed for each in self._others if each.is_drawn]
                 samples = [_read_seeded(read, seeds, *row) for row in rows]
                 drawn = [each for each, state in zip(self._others, before) if each.has_drawn_since(state)]
                 if not drawn:
+                    is_read = True
                     return samples
                 for each in drawn:
                     each.is_drawn = True
         finally:
             torch.default_generator.set_state(torchs)
             for each, state in zip(self._others, before):
-                if each.is_drawn or each.has_drawn_since(state):  # the latter of rows that raised an error
+                if each.is_drawn or not is_read:  # else it is where it was; to put it back takes long
                     each.restore(state)
 
 

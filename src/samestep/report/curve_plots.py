@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from samestep.core.output import escape_controls
 from samestep.core.pages.drawing import Scale, axis_across, axis_down, curve, dot, drawing_file, text
 from samestep.core.pages.html import Html, element, svg_image
 from samestep.core.text_plot import draw_curve
-from samestep.report.series import Curve, kind_of
+from samestep.report.series import Curve, kind_of, matching_names
 
 _WIDTH, _HEIGHT = 340, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 310, 34, 160
@@ -143,7 +142,7 @@ def _labelled(found: Sequence[tuple[str, str]], stages: Mapping[str, Mapping[str
 
 
 def _matching(pattern: str, known: Sequence[str], run: str) -> list[str]:
-    found = [pattern] if pattern in known else [name for name in known if fnmatchcase(name, pattern)]
+    found = matching_names(pattern, known)
     if not found:
         raise UserError(f"{run} has no metric {pattern!r}{did_you_mean(pattern, known)}; it has {_listed(known)}")
     return found

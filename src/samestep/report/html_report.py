@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from samestep.core.durations import ago
+from samestep.core.output import format_speed
 from samestep.core.pages.drawing import box, drawing, text
 from samestep.core.pages.html import Html, element, note, page, section
 from samestep.core.pages.tables import Column, Table
@@ -213,7 +214,7 @@ def _speed(report: RunReport) -> str:
     """The median of the last stage's rows."""
     found = report.curves.get(report.summary.stage, {})
     speeds = {name: float(np.nanmedian(curve.values)) for name, curve in found.items() if name.endswith("/s")}
-    return ", ".join(f"{value:,.{0 if value >= 1000 else 2}f} {name}" for name, value in speeds.items())
+    return ", ".join(f"{format_speed(value)} {name}" for name, value in speeds.items())
 
 
 def _controls(runs: Sequence[RunReport]) -> Html:

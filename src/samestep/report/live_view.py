@@ -1,7 +1,7 @@
 """How `samestep watch` draws a run: what fits on the terminal, the curves in what the rest leaves."""
 
+import time
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from rich.columns import Columns
@@ -10,12 +10,13 @@ from rich.panel import Panel
 from rich.text import Text
 
 from samestep.core.durations import ago, format_spent
-from samestep.core.output import format_size
+from samestep.core.output import format_size, format_speed
 from samestep.core.pages.tables import Column, Styled, Table
 from samestep.core.text_plot import draw_curve, draw_fine_curve
 from samestep.report.live_run import LiveRun, Points
 from samestep.report.run_report import describe_event
 from samestep.report.runs_table import STATE_STYLES
+from samestep.report.series import matching_names
 from samestep.train.record.liveness import FRESH, Heartbeat
 
 MOST_RANKS, MOST_EVENTS, MOST_CURVES = 8, 4, 4
@@ -67,7 +68,7 @@ class LiveView:
         """Speed and the best value."""
         for name, curve in self._run.curves.get(self._run.summary.stage, {}).items():
             if name.endswith("/s"):
-                yield f"{curve.last:,.{0 if curve.last >= 100 else 2}f} {name}"
+                yield f"{format_speed(curve.last)} {name}"
         if best := self._run.summary.best:
             yield f"best {best.metric} {best.value:.5g} at {best.step:,}"
 
@@ -87,7 +88,7 @@ class LiveView:
         known = self._run.curves.get(self._run.summary.stage, {})
         if not self._patterns:
             return self._run.chosen(MOST_CURVES)
-        return list(dict.fromkeys(name for each in self._patterns for name in known if fnmatchcase(name, each)))
+        return list(dict.fromkeys(name for each in self._patterns for name in matching_names(each, known)))
 
     def _panel(self, name: str, width: int, height: int) -> Panel:
         curve = self._run.curves[self._run.summary.stage][name]
@@ -128,7 +129,7 @@ class LiveView:
 
     def _events(self) -> Iterator[Text]:
         """The last ones, the newest below."""
-        now = self._run.summary.age + self._run.summary.changed
+        now = time.time()
         for event in self._run.summary.events[-MOST_EVENTS:]:
             when = event.get("time")
             since = f"{ago(now - when):>7} ago  " if isinstance(when, int | float) else ""

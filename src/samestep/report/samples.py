@@ -2,14 +2,13 @@
 texts are escaped, pictures are read only from the run's folder of them, and all of it is bounded.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from samestep.core.json_files import Json
-from samestep.core.pages.html import Html, element, note, png_image, section
+from samestep.core.pages.html import Html, element, note, png_image, png_size, section
 from samestep.core.pages.tables import Column, Table
 from samestep.core.rundir import RunDir
 from samestep.report.shown import shown_sample
@@ -26,7 +25,6 @@ _WIDTH = 60
 """Letters of a sequence on a line."""
 _PLACE: Types = {"stage": str, "step": int, "name": str, "kind": str}
 _HIT: Types = {"text": str, "score": float, "relevant": bool, "ranks": dict}
-_PNG = b"\x89PNG\r\n\x1a\n"
 Row = Mapping[str, Any]
 
 
@@ -102,7 +100,7 @@ class _Pictures:
             content = path.read_bytes()
         except (OSError, ValueError):  # a name that no file can have
             return b"", self._named(name, "cannot be read")
-        if not _is_png(content):
+        if not 0 < max(png_size(content)) <= MOST_PIXELS:
             return b"", self._named(name, "is no PNG file of a usual size")
         self._room -= size
         return content, ""
@@ -110,11 +108,6 @@ class _Pictures:
     def _named(self, name: str, why: str) -> str:
         self._reader.add(self._rundir.samples, f"the picture {name[:80]} {why}")
         return f"{name[:80]} {why}"
-
-
-def _is_png(content: bytes) -> bool:
-    """Whether it begins as a PNG file does, with a size that a browser can draw."""
-    return content.startswith(_PNG) and len(content) > 24 and max(struct.unpack(">II", content[16:24])) <= MOST_PIXELS
 
 
 def shown_samples(runs: Sequence[tuple[str, Sequence[NamedSamples]]]) -> Iterator[Html]:

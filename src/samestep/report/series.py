@@ -5,6 +5,7 @@ A long run has millions of numbers, so rows with the same names are made into on
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,12 @@ def kind_of(name: str) -> str:
     if name.endswith("/s"):
         return "Speed"
     return "Learning rate and gradient" if last in ("lr", "grad_norm", "skipped") else "Metrics"
+
+
+def matching_names(pattern: str, known: Iterable[str]) -> list[str]:
+    """The metric of this name, or those that match such a pattern as `val/*`."""
+    names = list(known)
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
 
 
 def read_curves(rundir: RunDir, reader: Reader, *, with_epochs: bool = False) -> dict[str, dict[str, Curve]]:

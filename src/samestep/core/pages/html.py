@@ -13,11 +13,13 @@ import hashlib
 import html
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
 STYLE = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("drawing.css", "page.css"))
 """The style sheet of all pages."""
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EMPTY = {"meta", "input", "br"}
 """Elements that have no end tag."""
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -48,6 +50,14 @@ def element(tag: str, /, *parts: str, kind: str = "", **attributes: str | float)
 def png_image(content: bytes, kind: str = "", alt: str = "") -> Html:
     """An image that the page holds."""
     return _image("image/png", content, kind, alt)
+
+
+def png_size(content: bytes) -> tuple[int, int]:
+    """Width and height of a PNG file; 0 and 0 for what is none."""
+    if not content.startswith(PNG_SIGNATURE) or len(content) <= 24:
+        return 0, 0
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
 
 
 def svg_image(drawn: str, kind: str = "", alt: str = "") -> Html:

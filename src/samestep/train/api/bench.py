@@ -256,7 +256,7 @@ class Bench:
     @property
     def sample_count(self) -> int:
         """How many samples to make, equal on all ranks: `log.samples`, and one where validation is only tried."""
-        return min(self.config.log.samples, 1 if self.is_trial else self.config.log.samples)
+        return min(1, self.config.log.samples) if self.is_trial else self.config.log.samples
 
     @property
     def validation(self) -> MetricValues:

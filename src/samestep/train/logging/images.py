@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.pages.html import PNG_SIGNATURE
 
 MOST_SIDE = 768
 """Pixels of a side that are kept: of a larger image every n-th is taken."""
 _CHANNELS = (1, 3, 4)
 _PNG_COLOURS = {1: 0, 3: 2, 4: 6}
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def image_array(name: str, image: Tensor) -> np.ndarray:
@@ -43,12 +43,6 @@ def png_file(image: np.ndarray) -> bytes:
     lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, _PNG_COLOURS[channels], 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b"")]
-    return _SIGNATURE + b"".join(
+    return PNG_SIGNATURE + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )
-
-
-def png_size(content: bytes) -> tuple[int, int]:
-    """Width and height of a PNG file."""
-    width, height = struct.unpack(">II", content[16:24])
-    return width, height

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from samestep.core.errors import UserError
 from samestep.core.json_files import JsonLines, read_object, write_json
+from samestep.core.pages.html import png_size
 from samestep.core.rundir import RunDir
 from samestep.train.logging.hparams import hparams_summary
-from samestep.train.logging.images import png_size
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.record.config import Config
 from samestep.train.record.samples import as_cells, as_text

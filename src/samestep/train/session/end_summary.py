@@ -11,6 +11,7 @@ from typing import Any
 
 from samestep.core.durations import format_spent
 from samestep.core.json_files import DamagedFile, JsonLines
+from samestep.core.output import format_speed
 from samestep.core.rundir import RunDir
 from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe, Stage, no_validation
@@ -73,8 +74,7 @@ def _of_stage(rundir: RunDir, stage: Stage, rows: Sequence[Mapping[str, Any]], b
         if count := sum(learner.skipped_steps.count for learner in bench.learners):
             parts.append(f"{count:,} skipped")
     if speeds := [row[f"{stage.unit}/s"] for row in rows if f"{stage.unit}/s" in row]:
-        speed = statistics.median(speeds)
-        parts.append(f"{speed:,.0f} {stage.unit}/s" if speed >= 10 else f"{speed:.2g} {stage.unit}/s")
+        parts.append(f"{format_speed(statistics.median(speeds))} {stage.unit}/s")
     return parts + _best(stage, rows)
 
 
