@@ -1,5 +1,6 @@
 """The scripts of `benchmarks/results` in a form of a few steps, and the pages that are made of what they wrote."""
 
+import gzip
 import io
 import itertools
 import json
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from samestep.data.pydoc_topics import passages, pydoc_topics
+from player_folders import player_folder
+from samestep.data.pydoc_topics import passages, pydoc_prose, pydoc_topics
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "benchmarks" / "results"
@@ -82,9 +84,9 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(script: str, *arguments: Any, size: str | None = "small") -> None:
-    sizes = ["--size", size] if size else []
-    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments), *sizes, "--smoke"]
+def run(script: str, *arguments: Any, size: str | None = "small", smoke: bool = True) -> None:
+    sizes = [*(["--size", size] if size else []), *(["--smoke"] if smoke else [])]
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments), *sizes]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=800, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
@@ -113,6 +115,53 @@ def test_distill_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "distill.json").read_text())
     assert found["ndcg@10"]["teacher"]["of_teacher"] == 1.0
     assert {"samestep", found["chosen"]} <= found["ndcg@10"].keys() and "samestep_less_library" in found
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Passages of Python's help, as `make_passages.py` writes those of manuals: four a document."""
+    lines = [line for line in pydoc_prose() if line.endswith(".") and len(line) <= 150]
+    triples = [(lines[at], " ".join(lines[at + 1 : at + 3])) for at in range(0, len(lines) - 2)]
+    parts = ("train", "judge", "train", "validation", "judge", "test")
+    path = tmp_path_factory.mktemp("continued") / "passages.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        for number, (beginning, continuation) in enumerate(triples):
+            row = {"part": parts[number // 4 % 6], "document": f"python/{number // 4}.html", "title": "Python"}
+            file.write(json.dumps({**row, "beginning": beginning, "continuation": continuation}) + "\n")
+    return path
+
+
+@pytest.mark.long
+def test_gan_in_a_few_steps(continued: Path, tmp_path: Path) -> None:
+    model = player_folder(tmp_path / "model")
+    run(
+        "gan.py",
+        "--passages",
+        continued,
+        "--model",
+        model,
+        "--out",
+        tmp_path / "out",
+        "--minutes",
+        10,
+        size="tiny",
+        smoke=False,
+    )
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert {"supervised", "adversarial"} == found["validation"]["curves"].keys() == found["test"]["nats"].keys()
+    assert found["parts"] == {"judge": 48, "test": 24, "train": 64, "validation": 16} and found["test"]["prompts"] == 24
+    rate, low, high = found["test"]["control"]
+    assert 0 <= low <= rate <= high <= 1 and found["training"][-1]["step"] == 4
+
+
+@pytest.mark.long
+def test_dpo_in_a_few_steps(continued: Path, tmp_path: Path) -> None:
+    model, out = player_folder(tmp_path / "model"), tmp_path / "out"
+    few = ("--steps", 2, "--batch", 2, "--rows", 2, "--limit", 4)
+    run("dpo_text.py", "--passages", continued, "--model", model, "--out", out, *few, size=None, smoke=False)
+    found = json.loads((out / "result.json").read_text())
+    assert len(found["samestep"]["losses"]) == 2 and 0 <= found["samestep"]["accuracy"][0] <= 1
+    assert found["chosen_words_a_sentence"] < found["rejected_words_a_sentence"]
 
 
 def random_teacher(folder: Path) -> Path:

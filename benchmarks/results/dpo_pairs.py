@@ -55,7 +55,7 @@ def read_pairs(passages: Path) -> dict[str, list[dict[str, str]]]:
     parts: dict[str, list[dict[str, str]]] = {}
     for (part, page), texts in sorted(pages.items()):
         package, _, file = page.partition("/")
-        prompt = f"From the {MANUALS.get(package, package)}, page {file.removesuffix('.html')}:\n\n"
+        prompt = f"From the {MANUALS.get(package, package)}, page {file.removesuffix('.html')}:\n"
         ordered = sorted(texts, key=words_a_sentence)
         for chosen, rejected in zip(ordered, reversed(ordered)):
             if words_a_sentence(rejected) < _LEAST_RATIO * words_a_sentence(chosen):

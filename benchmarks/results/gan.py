@@ -40,20 +40,35 @@ from samestep.recipes.gan.evaluation import text_metrics
 
 HERE = Path(__file__).resolve().parent
 TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
+DEARER = 0.05
+"""Nats a token that people's texts may cost more than before."""
 SAMPLES = 2
 """Texts of each generator for each prompt of the test."""
-TRAINING: dict[str, Any] = {
-    "writing.max_new_tokens": 64,
-    "judging.max_tokens": 64,
-    "judging.max_prompt_tokens": 96,
-    "mle_epochs": 2,
-    "mle_learning_rate": 5e-5,
+BOTH: dict[str, Any] = {
+    "schedule": "constant",
+    "warmup_steps": 10,
+    "weight_decay": 0.0,
+    "data.validation_fraction": 0.05,
+    "checkpoint.every_steps": 0,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.keep_last": 1,
+    "checkpoint.background": False,
+    "compile": False,
+    "log.every": 4,
+    "log.samples": 0,
+    "log.tensorboard": False,
+}
+SUPERVISED = {**BOTH, "mle_epochs": 2, "mle_learning_rate": 5e-5, "until": "mle"}
+ADVERSARIAL: dict[str, Any] = {
+    **BOTH,
+    "mle_epochs": 0,
+    "writing.rows_at_once": 256,
+    "judging.max_prompt_tokens": 48,
     "objective.kind": "grpo",
-    "objective.group_size": 8,
     "objective.kl_coef": 0.03,
     "objective.entropy_coef": 0.0,
     "reward": "log_odds",
-    "learning_rate": 3e-6,
+    "learning_rate": 1e-5,
     "judge_learning_rate": 2e-5,
     "judge_every": 4,
     "generator_pauses_below": 0.7,
@@ -61,22 +76,23 @@ TRAINING: dict[str, Any] = {
     "replay.keep": 2,
     "replay.every": 40,
     "replay.share": 0.25,
-    "schedule": "constant",
-    "warmup_steps": 10,
-    "weight_decay": 0.0,
-    "global_batch_size": 32,
-    "batch_size": 8,
-    "data.validation_fraction": 0.05,
-    "validate_every": 100,
-    "benchmark.size": 64,
-    "checkpoint.every_steps": 0,
-    "checkpoint.every_epochs": 0,
-    "checkpoint.keep_last": 1,
-    "checkpoint.background": False,
-    "compile": False,
-    "log.every": 4,
-    "log.tensorboard": False,
+    "validate_every": 0,
+    "benchmark.size": 0,
+    "activation_checkpointing": "full",
 }
+JUDGE = {
+    **ADVERSARIAL,
+    "objective.kl_coef": 0.0,
+    "judge_learning_rate": 5e-5,
+    "judge_every": 1,
+    "generator_pauses_below": 0.99,  # always
+    "judge_pauses_above": 1.0,
+    "replay.keep": 0,
+}
+"""The judge alone learns first, by many small updates."""
+for _name in ("replay.every", "replay.share"):
+    del JUDGE[_name]
+RUNS = {"supervised": SUPERVISED, "judge": JUDGE, "adversarial": ADVERSARIAL}
 
 
 @dataclass(frozen=True)
@@ -87,15 +103,19 @@ class Size:
     judge: int
     validation: int
     test: int
+    judge_steps: int
     steps: int
     reserve: float
     """Minutes that are kept for the comparison."""
+    prompts: int = 32
+    completions: int = 8
+    tokens: int = 64
 
 
 SIZES = {
-    "full": Size(8000, 2400, 400, 1000, 400, 3.0),
-    "smoke": Size(640, 256, 64, 96, 12, 1.0),
-    "tiny": Size(64, 48, 16, 24, 3, 0.5),
+    "full": Size(8000, 2400, 400, 1000, 200, 400, 2.0),
+    "smoke": Size(640, 256, 64, 96, 12, 12, 1.0),
+    "tiny": Size(64, 48, 16, 24, 4, 4, 0.5, prompts=8, completions=2, tokens=8),
 }
 
 
@@ -125,23 +145,28 @@ def read_parts(file: Path, domain: Domain, size: Size, seed: int) -> dict[str, l
     return chosen
 
 
-def train(args: argparse.Namespace, size: Size, began: float, until: str | None) -> None:
-    """One launch of the run, up to a stage or to the end, with what is left of the time."""
+def train(args: argparse.Namespace, size: Size, began: float, name: str) -> Path:
+    """One of the three runs, with what is left of the time."""
     left = 60 * (args.minutes - size.reserve) - (time.time() - began)
-    settings = {**TRAINING, "max_steps": size.steps, "seed": args.seed, "max_time": f"{max(20, int(left))}s"}
-    settings |= {
-        "model_name": args.out / "model",
-        "data.path": args.out / "train.jsonl",
-        "out": args.out,
-        "name": "run",
-    }
-    if until:
-        settings["until"] = until
+    settings = {**RUNS[name], "writing.max_new_tokens": size.tokens}
+    settings |= {"global_batch_size": size.prompts, "batch_size": size.prompts}
+    if name != "supervised":
+        settings |= {"judging.max_tokens": size.tokens, "generator.init_from": args.supervised}
+    if name == "judge":
+        settings |= {"global_batch_size": size.prompts // 2, "batch_size": size.prompts // 2}
+        settings |= {"objective.group_size": 2, "max_steps": size.judge_steps}
+    if name == "adversarial":
+        settings |= {"objective.group_size": size.completions, "max_steps": args.steps or size.steps}
+        settings |= {"judge.init_from": args.judge}
+    settings |= {"seed": args.seed, "max_time": f"{max(20, int(left))}s", "out": args.out, "name": name}
+    settings |= {"model_name": args.out / "model", "data.path": args.out / "train.jsonl"}
     words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "samestep", "train", str(HERE / "continuations.py"), *words, *args.settings]
+    own = [setting for setting in args.settings if name == "adversarial" or setting.startswith("writing.")]
+    command = [sys.executable, "-m", "samestep", "train", str(HERE / "continuations.py"), *words, *own]
     done = subprocess.run(command).returncode
     if done not in (0, 75):  # 75: stopped by max_time
-        sys.exit(f"training ended with {done}; see {args.out}/run")
+        sys.exit(f"training ended with {done}; see {args.out}/{name}")
+    return args.out / name
 
 
 class Writer:
@@ -156,8 +181,8 @@ class Writer:
 
     def __call__(self, passages: Sequence[Passage], temperature: float, noise: int, samples: int = 1) -> list[str]:
         """The texts, `samples` for each prompt after each other. The noise is keyed by `noise` and a prompt's place."""
-        options = {"temperature": temperature, "samples": samples, "seed": noise, "batch_size": 256}
-        return self._model.generate([passage.prompt for passage in passages], **options)  # type: ignore[no-any-return]
+        options = {"temperature": temperature, "samples": samples, "seed": noise, "batch_size": 1024}
+        return self._model.generate([passage.prompt for passage in passages], **options)
 
     @torch.no_grad()
     def nats(self, passages: Sequence[Passage], folder: Path, rows: int = 64) -> float:
@@ -187,20 +212,23 @@ class Comparison:
 
     def __init__(self, args: argparse.Namespace, parts: dict[str, list[Passage]], result: dict[str, Any]) -> None:
         self._args, self._parts, self.result = args, parts, result
-        run = args.out / "run"
-        self._writers = {"supervised": Writer(run, "mle"), "adversarial": Writer(run, "gan")}
+        self._writers = {
+            "supervised": Writer(args.supervised, "mle"),
+            "adversarial": Writer(args.adversarial, "gan"),
+        }
         self._noise = itertools.count(100_000 * args.seed)
         self._limit = self._writers["supervised"].limit
         player = open_language_model(str(args.out / "model"), World.single("cpu"), shape=CausalConfig())
         self._cut = lambda text: player.decode(player.encode(text)[: self._limit])
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def run(self) -> None:
-        """All of it; what is known is in the result after each step."""
+    def run(self, with_test: bool) -> None:
+        """All of it, or all but the test; what is known is in the result after each step."""
         self._curves()
         chosen = self._choose()
-        self._say(f"temperatures {chosen}")
-        self._test(chosen)
+        self._say(f"temperatures {chosen}, {self.result['ahead']:+.4f} against people on validation")
+        if with_test:
+            self._test(chosen)
 
     def _people(self, part: str, samples: int = 1) -> Texts:
         return [(each.prompt, self._cut(each.human)) for each in self._parts[part] for _ in range(samples)]
@@ -233,7 +261,11 @@ class Comparison:
             curves.setdefault(who, []).append(
                 {**found, "score": float(own.mean() - people.mean()), **self._variety(texts)}
             )
-        self.result["validation"] = {"curves": curves, "people": self._variety(self._people("validation"))}
+        self.result["validation"] = {
+            "curves": curves,
+            "people": self._variety(self._people("validation")),
+            "nats": self._nats("validation"),
+        }
         self._say("curves are done")
 
     def _mixed(self, who: str) -> Texts:
@@ -251,6 +283,10 @@ class Comparison:
         found = text_metrics([text for _, text in texts])
         return {name: found[name] for name in ("distinct_2", "self_bleu", "words")}
 
+    def _nats(self, part: str) -> dict[str, float]:
+        folder = self._args.out / "model"
+        return {who: writer.nats(self._parts[part], folder) for who, writer in self._writers.items()}
+
     def _choose(self) -> dict[str, float]:
         """The supervised generator's best temperature, and the other's best among those at which its texts vary as
         much (within 5%), or else the one that comes nearest to that."""
@@ -263,7 +299,10 @@ class Comparison:
 
         own = max(curves["adversarial"], key=lambda point: (-lack(point), point["win_rate"]))
         self.result["chosen"] = {"supervised": best["temperature"], "adversarial": own["temperature"]}
-        return self.result["chosen"]  # type: ignore[no-any-return]
+        nats = self.result["validation"]["nats"]
+        self.result["ahead"] = own["win_rate"] - best["win_rate"]
+        self.result["is_eligible"] = lack(own) == 0 and nats["adversarial"] - nats["supervised"] <= DEARER
+        return self.result["chosen"]
 
     def _test(self, chosen: dict[str, float]) -> None:
         """The test: a new judge, and passages that were used for nothing else."""
@@ -273,7 +312,7 @@ class Comparison:
         people, *found = judge.scores([self._people("test"), *texts.values()])
         scores = {who: own.reshape(-1, SAMPLES) for who, own in zip(texts, found, strict=True)}
         wins, control = (win_shares(scores[who], scores["supervised"]) for who in ("adversarial", "control"))
-        documents, folder = [each.document for each in self._parts["test"]], self._args.out / "model"
+        documents = [each.document for each in self._parts["test"]]
         self.result["test"] = {
             "prompts": len(wins),
             "documents": len(set(documents)),
@@ -284,7 +323,7 @@ class Comparison:
             "wins_by_prompt": [round(float(win), 4) for win in wins],
             "against_people": {who: bootstrap(win_shares(own, people[:, None])) for who, own in scores.items()},
             "variety": {who: self._variety(own) for who, own in {**texts, "people": self._people("test")}.items()},
-            "nats": {who: writer.nats(self._parts["test"], folder) for who, writer in self._writers.items()},
+            "nats": self._nats("test"),
         }
         self.result["samples"] = [
             {
@@ -303,9 +342,8 @@ class Comparison:
 
 
 def training_rows(run: Path) -> list[dict[str, Any]]:
-    """The metrics of the adversarial stage."""
-    lines = RunDir(run).metrics.read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row.get("stage") == "gan"]
+    """The metrics of a run."""
+    return [json.loads(line) for line in RunDir(run).metrics.read_text().splitlines()]
 
 
 def write(path: Path, value: Any) -> None:
@@ -336,6 +374,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=14)
     parser.add_argument("--size", choices=SIZES, default="full")
+    parser.add_argument("--supervised", type=Path, help="the run of an earlier call, not to be trained again")
+    parser.add_argument("--judge", type=Path, help="likewise")
+    parser.add_argument("--adversarial", type=Path, help="likewise")
+    parser.add_argument("--steps", type=int, help="of the adversarial run")
+    parser.add_argument(
+        "--until", choices=["supervised", "validation", "test"], default="test", help="a trial ends sooner"
+    )
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     from continuations import CONTINUATIONS
@@ -349,11 +394,17 @@ def main() -> None:
     result: dict[str, Any] = {"began": began, "seed": args.seed, "size": args.size, "settings": args.settings}
     result["parts"] = {name: len(passages) for name, passages in parts.items()}
     result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    for until in ("mle", None):
-        train(args, size, began, until)
-        result[f"seconds_{until or 'gan'}"] = time.time() - began
-    result["training"] = training_rows(args.out / "run")
-    Comparison(args, parts, result).run()
+    args.supervised = args.supervised or train(args, size, began, "supervised")
+    result["seconds_supervised"] = time.time() - began
+    if args.until == "supervised":
+        return
+    args.judge = args.judge or train(args, size, began, "judge")
+    result["judge"] = training_rows(args.judge)
+    result["seconds_judge"] = time.time() - began
+    args.adversarial = args.adversarial or train(args, size, began, "adversarial")
+    result["training"] = training_rows(args.adversarial)
+    result["seconds_adversarial"] = time.time() - began
+    Comparison(args, parts, result).run(with_test=args.until == "test")
     (args.out / "done").touch()
 
 

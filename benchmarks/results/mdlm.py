@@ -48,10 +48,10 @@ SIZES: dict[str, dict[str, Any]] = {
             "global_batch_size": 128,
             "batch_size": 128,
             "learning_rate": 1e-3,
-            "warmup_steps": 200,
             "compile": True,
         },
-        "every": {"diffusion": 250, "autoregressive": 25},
+        "warmup": {"diffusion": 200, "autoregressive": 50},
+        "every": {"diffusion": 100, "autoregressive": 10},
         "epochs": 2000,
     },
     "small": {
@@ -66,10 +66,10 @@ SIZES: dict[str, dict[str, Any]] = {
             "global_batch_size": 32,
             "batch_size": 32,
             "learning_rate": 3e-3,
-            "warmup_steps": 50,
             "compile": False,
             "distributed.mixed_precision": "none",
         },
+        "warmup": {"diffusion": 50, "autoregressive": 20},
         "every": {"diffusion": 100, "autoregressive": 15},
         "epochs": 60,
     },
@@ -90,23 +90,24 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="gpu")
+    parser.add_argument("--megabytes", type=float, help="of text; by default 6.5, or 0.5 with --size small")
     parser.add_argument("--minutes", type=float, default=12.0, help="for all training")
     parser.add_argument("--times", type=int, default=64, help="times at which a row of the test is measured")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
     options = parser.parse_args()
     size = SIZES[options.size]
-    data = prepare(options.docs, options.out, size)
+    data = prepare(options.docs, options.out, size, options.megabytes or size["megabytes"])
     trained = train_all(data, options, size)
     measure_all(data, trained, options)
 
 
-def prepare(docs: Path, out: Path, size: dict[str, Any]) -> Path:
+def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> Path:
     """Some documents as tokens, in three parts."""
     documents = [record for record in read_documents(docs) if not record["document"].startswith("dict-foldoc")]
     documents.sort(key=lambda record: hashlib.sha256(record["text"].encode()).digest())
     kept, total = [], 0
     for record in documents:
-        if total < size["megabytes"] * 1e6:
+        if total < megabytes * 1e6:
             kept.append({"text": record["text"]})
             total += len(record["text"].encode())
     path, data = write_records(out / "docs.jsonl", kept), out / "data"
@@ -159,7 +160,8 @@ def arguments(
     given["learning_rate"] *= own.get("rate", 1.0)
     given |= {"data.path": data, "schedule": "constant", "model.embedding_size": size["vocabulary"] + 64}
     given |= {"model.max_sequence_length": 256, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
-    given |= {"validate_every": size["every"][objective], "early_stopping": 20, "best_at_end": "true"}
+    given |= {"warmup_steps": size["warmup"][objective], "validate_every": size["every"][objective]}
+    given |= {"early_stopping": 6, "best_at_end": "true"}
     given |= {"max_time": f"{int(seconds)}s", "out": run.parent, "name": run.name}
     if objective == "diffusion":
         given |= {"objective.cut_rows": 0}  # the other objective has no such steps
@@ -184,6 +186,9 @@ def progress(run: Path) -> str:
 def measure_all(data: Path, runs: dict[str, Path], options: argparse.Namespace) -> None:
     """The best of each objective by validation, on the test part."""
     curves = {name: curve(run) for name, run in runs.items()}
+    for objective, plans in CONTENDERS.items():
+        if not any(curves.get(name) for name, _ in plans):
+            sys.exit(f"nothing was validated by {objective}; see the logs in {options.out}")
     best = {
         objective: min(
             (name for name, _ in plans if curves.get(name)), key=lambda name: min(row[2] for row in curves[name])

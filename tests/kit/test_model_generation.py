@@ -19,7 +19,7 @@ def test_both_write_what_the_model_may_and_end_where_it_ends() -> None:
     assert written[0] == written[1]
     assert not set(MODEL.forbidden).intersection(written[0])
     assert MODEL.eos[0] not in written[0][:-1]
-    assert outside.rows_at_once == 4 and outside.check_stop is None
+    assert outside.config.rows_at_once == 4 and outside.check_stop is None
 
 
 def test_only_inside_of_a_step_it_may_be_left() -> None:

@@ -22,7 +22,7 @@ from samestep.train.logging.metrics import Metrics
 
 WIDTH, END = 4, 0
 SHAPE = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=24, vocab_size=11, init_std=0.4, tied_head=True)
-HOW = GenerationConfig(max_new_tokens=6, temperature=0.9, top_p=0.95)
+HOW = GenerationConfig(max_new_tokens=6, temperature=0.9, top_p=0.95, rows_at_once=5)
 
 
 def prompts(count: int) -> list[dict[str, Tensor]]:
@@ -38,7 +38,7 @@ class Write:
         self.bench, self.feed = bench, bench.feed(prompts(23))
         self.length = self.feed.length
         self.policy = bench.learner(lambda: CausalTransformer(SHAPE))
-        self.generator = LocalGenerator.of(bench, "write", HOW, eos=[END], rows_at_once=5)
+        self.generator = LocalGenerator.of(bench, "write", HOW, eos=[END])
         self.state = {"model": self.policy}
 
     def step(self, tick: Tick) -> Metrics:

@@ -1,5 +1,7 @@
 """Writing with a language model: generators that end where its texts end and never write what it must not."""
 
+from dataclasses import replace
+
 from samestep.kit.language_model import LanguageModel
 from samestep.train.api.bench import Bench
 from samestep.train.api.generation import GenerationConfig, LocalGenerator
@@ -27,4 +29,4 @@ def generator_outside(
 ) -> LocalGenerator:
     """For a network that is only used, where nothing is trained."""
     special = (model.eos, model.pad, model.forbidden)
-    return LocalGenerator(config, Draws(purpose, seed), world, *special, rows_at_once=rows_at_once)
+    return LocalGenerator(replace(config, rows_at_once=rows_at_once), Draws(purpose, seed), world, *special)

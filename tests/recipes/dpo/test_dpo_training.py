@@ -28,6 +28,14 @@ def test_the_first_loss_is_ln_2(preset: str, reference: str, tmp_path: Path) -> 
     assert "first batch: the preferred sequences have log-probability" in log and "from ln 2" in log
 
 
+def test_a_first_step_that_is_skipped_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 x infinity is no number; float32 has no such beta."""
+    common = [f"out={tmp_path}", "name=run", "log.tensorboard=false", FLOAT]
+    assert main(["train", "dpo", "--preset", "verify", *common, "objective.beta=1e300", "max_steps=1"]) == 0
+    said = capsys.readouterr()
+    assert "step 1 was skipped" in said.out + said.err and "first batch:" not in said.out
+
+
 def test_what_is_logged(tmp_path: Path) -> None:
     rows = train(tmp_path, "verify")
     names = {"loss", "dpo", "sft", "accuracy", "margin", "chosen_reward", "rejected_reward", "kl", "recovery"}

@@ -12,7 +12,9 @@ import samestep
 from cli.conftest import Shell
 from samestep.cli.main import main
 from samestep.data.records.reading import FORMATS
+from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.rollout import Rollouts
+from samestep.recipes.gan.task import Balance
 from toys import run_on_ranks
 
 FLOAT = "distributed.dtype=float32"
@@ -194,6 +196,23 @@ def test_the_side_that_wins_too_much_pauses(settings: list[str], paused: str, le
     assert all(row[f"{learning}_paused"] == 0 and f"{learning}/loss" in row for row in rows)
     assert judge_weights(tmp_path / "run", paused) == [1.0] * 16
     assert judge_weights(tmp_path / "run", learning) != [1.0] * 16
+
+
+def test_the_average_of_the_judge_soon_follows_and_one_rollout_decides_nothing() -> None:
+    balance = Balance(GanConfig(generator_pauses_below=0.7, judge_pauses_above=0.9))
+    balance.add(0.9)
+    assert balance.accuracy == pytest.approx(0.7), "as much as the half that it begins with"
+    for _ in range(3):
+        balance.add(0.9)
+    assert balance.accuracy == pytest.approx((0.5 + 4 * 0.9) / 5) and balance.generator_learns and balance.judge_learns
+    for _ in range(5):
+        balance.add(0.9)
+    resumed = Balance(GanConfig())
+    resumed.load_state_dict(balance.state_dict())
+    for each in (balance, resumed):
+        before = each.accuracy
+        each.add(0.0)
+        assert each.accuracy == pytest.approx(0.9 * before), "a tenth, from the tenth on"
 
 
 def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_tokens_and_log_probs_are_those_of_a_plain_loop(name: str, config: str) 
     lengths = [len(tokens) for tokens, _ in wanted]
     if config == "sampled":
         assert len(set(lengths)) > 1, "some end early, and not all at once"
-    completions = generator_of(chosen, rows_at_once=3)(network, PROMPTS, ids, step=3)
+    completions = generator_of(replace(chosen, rows_at_once=3))(network, PROMPTS, ids, step=3)
     check(completions, wanted, tolerance=1e-9 if name == "native" else 1e-5)
 
 
@@ -103,7 +103,7 @@ WANTED = [by_hand(NATIVE, prompt, sample) for prompt, sample in zip(PROMPTS, ids
 )
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_a_row_does_not_depend_on_its_batch(rows: list[int], at_once: int, check_every: int, pad: int) -> None:
-    generator = generator_of(rows_at_once=at_once, check_every=check_every, pad=pad)
+    generator = generator_of(replace(CONFIG, rows_at_once=at_once), check_every=check_every, pad=pad)
     completions = generator(NATIVE, [PROMPTS[row] for row in rows], ids_of(len(PROMPTS))[rows], step=3)
     assert completions.to_lists() == [WANTED[row][0] for row in rows]
     for row, found in zip(rows, completions.log_probs, strict=True):
@@ -130,7 +130,7 @@ def test_every_part_of_the_key_counts() -> None:
 @pytest.mark.parametrize("name", ["native", "llama"])
 def test_they_are_those_that_training_computes(name: str, dtype: torch.dtype, tolerance: float) -> None:
     network = NETWORKS[name]().to(dtype)
-    completions = generator_of(rows_at_once=3)(network, PROMPTS, ids_of(7), step=3)
+    completions = generator_of(replace(CONFIG, rows_at_once=3))(network, PROMPTS, ids_of(7), step=3)
     prompt, mask = left_pad(PROMPTS)
     assert mask is not None
     found = completion_log_probs(

@@ -20,8 +20,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"native": native, "llama": lambd
 
 
 def written(network: nn.Module, tokens: int = 32, prompts: list[list[int]] = PROMPTS) -> Completions:
-    config = GenerationConfig(max_new_tokens=tokens)
-    generator = LocalGenerator(config, Draws("test", 0), World.single("cuda"), eos=[1], rows_at_once=2)
+    config = GenerationConfig(max_new_tokens=tokens, rows_at_once=2)
+    generator = LocalGenerator(config, Draws("test", 0), World.single("cuda"), eos=[1])
     return generator(network, prompts, IDS[: len(prompts)], step=3)
 
 

@@ -1,6 +1,7 @@
 """Generation on real ranks, replicated and sharded: the same tokens, also where ranks have few prompts or none."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,8 @@ def uneven_prompts(world: World, strategy: str) -> None:
         asked += 1
 
     whole = LocalGenerator(CONFIG, Draws("write", 5), World.single(), eos=(1, 4))(native(), PROMPTS, IDS, step=3)
-    generator = LocalGenerator(
-        CONFIG, Draws("write", 5), world, eos=(1, 4), rows_at_once=2, check_stop=check_stop, check_every=2
-    )
+    config, draws = replace(CONFIG, rows_at_once=2), Draws("write", 5)
+    generator = LocalGenerator(config, draws, world, eos=(1, 4), check_stop=check_stop, check_every=2)
     learner = learner_of(native(), world, strategy)
     for bounds in ([0, 7, 7, 7], [0, 0, 1, 7], [0, 4, 7, 7], [0, 0, 0, 0]):
         bounds[world.size] = bounds[3]
@@ -52,9 +52,8 @@ class Policy:
         rows = [{"prompt": prompt + [0] * (5 - len(prompt)), "length": len(prompt)} for prompt in PROMPTS]
         self.feed = self.bench.feed(rows)
         self.learner = self.bench.learner(build, lora=lora)
-        self.generator = LocalGenerator.of(
-            self.bench, "write", CONFIG, eos=(1, 4), rows_at_once=3, keep_gathered=lora is None
-        )
+        config = replace(CONFIG, rows_at_once=3)
+        self.generator = LocalGenerator.of(self.bench, "write", config, eos=(1, 4), keep_gathered=lora is None)
         self.written: list[list[int]] = []
 
     def step(self, number: int) -> dict[str, Tensor]:

@@ -252,7 +252,7 @@ def test_a_plain_file_goes_to_the_learner_it_fits_and_is_refused_where_it_fits_t
     made.learner(torch.nn.Linear(1, 1), name="encoder")
     critic = made.learner(lambda: Critic(4), name="critic")
     assert same(critic.weights(), {name: tensor.float() for name, tensor in saved(inside, 6, "judge").items()})
-    assert made.first_weights.descriptions == {"encoder": "drawn from seed 0", "critic": file}
+    assert made.first_weights.descriptions == {"encoder": "its model's own, or drawn from seed 0", "critic": file}
     with pytest.raises(samestep.UserError, match=r"may be for learner 'critic' or for 'other'; call the right one"):
         made.learner(lambda: Critic(4), name="other")
 

@@ -191,7 +191,7 @@ def test_a_later_stage_begins_with_what_an_earlier_one_learned(tmp_path: Path, s
     assert re.search(r"first weights +stage 'one', step_00000002", output)
     fresh = first(tmp_path, "four")
     assert not same(fresh, given(source)), "what was named was taken by another stage"
-    assert re.search(r"first weights +drawn from seed 0", output)
+    assert re.search(r"first weights +its model's own, or drawn from seed 0", output)
 
 
 def test_with_best_at_end_a_stage_passes_on_its_best_and_only_the_last_one_gets_longer(
@@ -229,7 +229,7 @@ def test_a_plain_file_goes_to_the_only_learner_whatever_its_name(tmp_path: Path,
     output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge")
     assert same(first(tmp_path, "one"), given(source))
     assert not same(first(tmp_path, "two"), given(source)), "once"
-    assert re.search(r"first weights +drawn from seed 0", output)
+    assert re.search(r"first weights +its model's own, or drawn from seed 0", output)
 
 
 def test_the_last_stage_is_the_last_one_that_began_whatever_it_fixed(tmp_path: Path) -> None:

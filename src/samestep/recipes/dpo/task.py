@@ -97,6 +97,8 @@ class Preferences(Fit):
         accumulator = MetricAccumulator(self._bench.world)
         accumulator.add(metrics)
         found, objective = accumulator.read(), self._objective
+        if DPO not in found:  # the step was skipped
+            return
         lines = []
         for name, kind in (("chosen", "preferred"), ("rejected", "other")):
             policy, log_ratio = found[f"{name}_log_prob"], found[f"{name}_reward"] / objective.beta

@@ -33,7 +33,7 @@ from samestep.recipes.gan.rollout import Opponents, Rollouts
 GENERATOR, JUDGE = "generator", "judge"
 ROLLOUTS = "rollouts.jsonl"
 _NEWEST = 0.1
-"""What the newest rollout weighs in the moving average of the judge's accuracy."""
+"""What the newest rollout weighs in the moving average of the judge's accuracy, once there were ten."""
 _REPLAY = noise.purpose("gan/replay")
 
 
@@ -41,11 +41,13 @@ class Balance:
     """Which side learns, by how often the judge was right in the last rollouts; checkpoint state."""
 
     def __init__(self, config: GanConfig) -> None:
-        self._config, self.accuracy = config, 0.5
+        self._config, self.accuracy, self._rollouts = config, 0.5, 1
 
     def add(self, accuracy: float) -> None:
-        """Take one more rollout into account. One alone has few rows, and would be right or wrong by chance."""
-        self.accuracy += _NEWEST * (accuracy - self.accuracy)
+        """Take one more rollout into account. One alone has few rows, and would be right or wrong by chance; the first
+        nine count as much as the half that it begins with."""
+        self._rollouts += 1
+        self.accuracy += max(_NEWEST, 1 / self._rollouts) * (accuracy - self.accuracy)
 
     @property
     def judge_learns(self) -> bool:
@@ -56,10 +58,10 @@ class Balance:
         return self.accuracy >= self._config.generator_pauses_below
 
     def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy}
+        return {"accuracy": self.accuracy, "rollouts": self._rollouts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.accuracy = state["accuracy"]
+        self.accuracy, self._rollouts = state["accuracy"], state["rollouts"]
 
 
 @dataclass(frozen=True)

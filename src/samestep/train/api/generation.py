@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from samestep.core.config import free
 from samestep.core.config.bounds import Bounds, Count, NotNegative
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
@@ -46,6 +47,8 @@ class GenerationConfig(CheckedConfig):
     """Sample only from this many of the likeliest tokens; null is all."""
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Sample only from the likeliest tokens that together have this probability; 1 is all."""
+    rows_at_once: Count = free(64)
+    """Prompts that are completed together on a device: more is faster there, and takes memory for their cache."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,6 @@ class LocalGenerator:
     """What stands behind the end of a completion, and in front of shorter prompts."""
     forbidden: Sequence[int] = ()
     """Tokens that are never sampled, such as rows of an embedding that was rounded up."""
-    rows_at_once: int = 64
-    """Prompts that are in memory together on a rank."""
     check_stop: Callable[[], None] | None = None
     """Called now and then, by all ranks alike: leaves a step when the run is asked to stop."""
     keep_gathered: bool = False
@@ -117,19 +118,18 @@ class LocalGenerator:
         eos: Sequence[int] = (),
         pad: int = 0,
         forbidden: Sequence[int] = (),
-        rows_at_once: int = 64,
         keep_gathered: bool = False,
     ) -> "LocalGenerator":
         """A generator for a stage. `purpose` keeps its noise apart from that of other generators."""
         draws, stop = bench.draws(purpose), bench.check_stop
-        return cls(config, draws, bench.world, eos, pad, forbidden, rows_at_once, stop, keep_gathered)
+        return cls(config, draws, bench.world, eos, pad, forbidden, stop, keep_gathered)
 
     @torch.no_grad()
     def __call__(self, network: nn.Module, prompts: Sequence[Sequence[int]], ids: Tensor, *, step: int) -> Completions:
         """Complete this rank's prompts; `network` is what `learner.inference()` or `frozen.inference()` gives."""
         self._check(network, prompts, ids)
         most = max(int(count) for (count,) in self.world.async_gather.submit([float(len(prompts))]).by_rank())
-        batches = -(-most // self.rows_at_once)
+        batches = -(-most // self.config.rows_at_once)
         units = [part for part in network.modules() if isinstance(part, FSDPModule)]
         by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))  # so there is less padding
         made: list[Completions] = []

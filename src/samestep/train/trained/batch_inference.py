@@ -87,7 +87,7 @@ def complete(
     """
     world = generator.world
     mine: dict[int, tuple[list[int], bool]] = {}
-    for batch in my_batches(list(map(len, prompts)), generator.rows_at_once, world):
+    for batch in my_batches(list(map(len, prompts)), generator.config.rows_at_once, world):
         with autocast(world.device, compute):
             made = generator(network, [prompts[number] for number in batch], ids[batch], step=0)
         mine |= zip(batch, zip(made.to_lists(), made.finished.tolist(), strict=True), strict=True)

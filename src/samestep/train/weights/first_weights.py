@@ -69,7 +69,7 @@ class FirstWeights:
             return self._begin_at(learner, self._given_by_recipe(learner, own))
         origin = self._earlier.origin(learner) if self._earlier else self._named.origin(learner)
         if origin is None:
-            self.descriptions[learner] = f"drawn from seed {self._stage.config.seed}"
+            self.descriptions[learner] = f"its model's own, or drawn from seed {self._stage.config.seed}"
             return None
         return self._begin_at(learner, origin)
 
