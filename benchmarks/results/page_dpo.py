@@ -47,7 +47,7 @@ losses are TRL's step for step, and its speed, is in [RESULTS.md](../../benchmar
 
 Proteins: whether a sequence that has gained folds, or is more soluble, was not measured: nothing here predicts
 structures. The rule native makes the native sequences themselves less likely, as DPO does when it only widens the
-margin; `objective.sft_coef`, which holds against it, and a smaller rate were not tried, nor more steps for the rule
+margin; `objective.sft_coef` holds against that. More steps were not tried for the rule
 surface, which validation (one pair a chain) does not show clearly in all seeds. No side chains and no partners; chains
 of one length class, one temperature, one rate and beta.
 """
