@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import tarfile
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -132,36 +133,41 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("scripts")
 def test_gan_in_a_few_steps(continued: Path, tmp_path: Path) -> None:
-    model = player_folder(tmp_path / "model")
-    run(
-        "gan.py",
-        "--passages",
-        continued,
-        "--model",
-        model,
-        "--out",
-        tmp_path / "out",
-        "--minutes",
-        10,
-        size="tiny",
-        smoke=False,
-    )
+    from page_gan import gan, row_of_gan
+    from results_json import of_gan
+
+    given = ("--passages", continued, "--model", player_folder(tmp_path / "model"), "--out", tmp_path / "out")
+    run("gan_seeds.py", *given, "--seeds", 0, "--trial-steps", 4, "--minutes", 10, size="tiny", smoke=False)
     found = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert {"supervised", "adversarial"} == found["validation"]["curves"].keys() == found["test"]["nats"].keys()
-    assert found["parts"] == {"judge": 48, "test": 24, "train": 64, "validation": 16} and found["test"]["prompts"] == 24
-    rate, low, high = found["test"]["control"]
-    assert 0 <= low <= rate <= high <= 1 and found["training"][-1]["step"] == 4
+    (seed,) = found["seeds"]
+    assert {"supervised", "adversarial"} == seed["validation"]["curves"].keys() == seed["test"]["nats"].keys()
+    assert seed["parts"] == {"judge": 48, "test": 24, "train": 64, "validation": 16}
+    assert seed["training"][-1]["step"] == 4 and len(found["trials"]) == 3
+    rate, low, high = found["pooled"]["control"]
+    assert 0 <= low <= rate <= high <= 1 and [rate, low, high] == seed["test"]["control"]
+    shown = of_gan(found)
+    assert f"{rate:.3f} ({low:.3f} to {high:.3f})" in gan(shown) and row_of_gan(shown)[0] == "[gan](results/gan.md)"
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("scripts")
 def test_dpo_in_a_few_steps(continued: Path, tmp_path: Path) -> None:
+    from page_dpo import dpo
+    from results_json import of_dpo, read
+
     model, out = player_folder(tmp_path / "model"), tmp_path / "out"
     few = ("--steps", 2, "--batch", 2, "--rows", 2, "--limit", 4)
     run("dpo_text.py", "--passages", continued, "--model", model, "--out", out, *few, size=None, smoke=False)
     found = json.loads((out / "result.json").read_text())
     assert len(found["samestep"]["losses"]) == 2 and 0 <= found["samestep"]["accuracy"][0] <= 1
     assert found["chosen_words_a_sentence"] < found["rejected_words_a_sentence"]
+    beside = {**found, "trl": found["samestep"]}
+    page = dpo(read("dpo") | of_dpo([deepcopy(found), deepcopy(beside)]))
+    assert "2 seeds" in page and "TRL" not in page.partition("## Data")[0]
+    shown = of_dpo([deepcopy(beside)])
+    assert "| | before | samestep | TRL |" in dpo(read("dpo") | shown) and shown["pooled"]["loss_apart"] == 0
 
 
 def random_teacher(folder: Path) -> Path:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from dpo_pairs import held_out_prompts, read_pairs, words_a_sentence
 from independent_judge import bootstrap
+from runs import write_results
 from torch import Tensor
 
 from samestep.data.order_choice import choose_order
@@ -143,6 +144,7 @@ class Measure:
         words = np.array([words_a_sentence(text) for text in texts])
         variety = text_metrics(texts)
         return {
+            "by_row": {"accuracy": right.tolist(), "words_a_sentence": words.tolist()},
             "accuracy": bootstrap(right.double().numpy()),
             "margin": float((gains[:, 0] - gains[:, 1]).mean()),
             "chosen_gain": float(gains[:, 0].mean()),
@@ -224,6 +226,7 @@ def main() -> None:
     args = parser.parse_args()
     from gan import without_template
 
+    started = time.time()
     args.out = args.out.resolve()
     without_template(args.model, args.out / "model")
     parts = read_pairs(args.passages)
@@ -232,7 +235,6 @@ def main() -> None:
     test = parts["test"][: args.limit]
     shorter = np.mean([len(pair["chosen"]) < len(pair["rejected"]) for pair in test])
     result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
         **{name: getattr(args, name) for name in ("seed", "steps", "batch", "rate", "precision")},
         "pairs": {part: len(pairs) for part, pairs in parts.items()},
         "shorter_is_chosen": float(shorter),
@@ -246,7 +248,7 @@ def main() -> None:
         losses = {"samestep": with_samestep, "trl": with_trl}[name](args, args.out / name)
         seconds = time.time() - began
         result[name] = {"losses": losses, "seconds": seconds, **measure.of(args.out / name, args.seed)}
-        (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_results(args.out / "result.json", {**result, "minutes": round((time.time() - started) / 60, 1)})
         shown = {key: result[name][key] for key in ("accuracy", "words_a_sentence", "nats_of_its_texts")}
         print(
             f"[dpo seed {args.seed}] {name}: {seconds:.0f} s, {shown}; before {result['before']['words_a_sentence']}",

@@ -3,11 +3,13 @@
     python benchmarks/results/make_passages.py debs passages.jsonl.gz
     python benchmarks/results/gan.py --passages passages.jsonl.gz --model SmolLM2-135M-Instruct --out gan-0 --seed 0
 
+(gan_seeds.py does it for several seeds, with settings that it tries on the validation part.)
+
 What it does, within --minutes: SmolLM2 learns people's texts (the supervised generator), a judge learns alone to tell
-them from this generator's, then both learn against each other (the adversarial generator); a run each, and
-`--supervised RUN`, `--judge RUN` and `--adversarial RUN` name those that an earlier call left. Both generators continue
-passages that neither saw. For each of them the temperature that is best on the validation part is taken: by a judge
-that trained with neither, on texts of all temperatures. Then a new judge of that kind learns texts at these two
+them from this generator's, then both learn against each other (the adversarial generator); a run each. Those that
+--out has are not trained again, and `--supervised RUN` and `--judge RUN` name some of another folder. Both generators
+continue passages that neither saw. For each of them the temperature that is best on the validation part is taken: by a
+judge that trained with neither, on texts of all temperatures. Then a new judge of that kind learns texts at these two
 temperatures, and compares them on the test part, which is used once. Beside it stands a control: the supervised
 generator against itself, with other noise, whose interval must contain 0.5. Every text is written with noise of its
 own: with the same noise two generators that hardly differ write copies, and a comparison of them is one of rounding
@@ -60,7 +62,7 @@ BOTH: dict[str, Any] = {
     "log.samples": 0,
     "log.tensorboard": False,
 }
-SUPERVISED = {**BOTH, "mle_epochs": 2, "mle_learning_rate": 5e-5, "until": "mle"}
+SUPERVISED = {**BOTH, "mle_epochs": 2, "mle_learning_rate": 7e-5, "until": "mle"}
 ADVERSARIAL: dict[str, Any] = {
     **BOTH,
     "mle_epochs": 0,
@@ -115,7 +117,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(8000, 2400, 400, 1000, 200, 400, 2.0),
+    "full": Size(8000, 2400, 400, 1000, 150, 400, 4.0),
     "smoke": Size(640, 256, 64, 96, 12, 12, 1.0),
     "tiny": Size(64, 48, 16, 24, 4, 4, 0.5, prompts=8, completions=2, tokens=8),
 }
@@ -148,14 +150,18 @@ def read_parts(file: Path, domain: Domain, size: Size, seed: int) -> dict[str, l
 
 
 def train(args: argparse.Namespace, size: Size, began: float, name: str) -> Path:
-    """One of the three runs, with what is left of the time."""
+    """One of the three runs, with what is left of the time, if it is not there."""
+    run = Path(args.out, name)
+    if (args.out / f"{name}.done").exists():
+        return run
+    shutil.rmtree(run, ignore_errors=True)
     left = 60 * (args.minutes - size.reserve) - (time.time() - began)
     settings = {**RUNS[name], "writing.max_new_tokens": size.tokens}
-    settings |= {"global_batch_size": size.prompts, "batch_size": size.prompts}
+    rows = {"supervised": 2 * size.prompts, "judge": size.prompts // 2, "adversarial": size.prompts}[name]
+    settings |= {"global_batch_size": rows, "batch_size": rows}
     if name != "supervised":
         settings |= {"judging.max_tokens": size.tokens, "generator.init_from": args.supervised}
     if name == "judge":
-        settings |= {"global_batch_size": size.prompts // 2, "batch_size": size.prompts // 2}
         settings |= {"objective.group_size": 2, "max_steps": size.judge_steps}
     if name == "adversarial":
         settings |= {"objective.group_size": size.completions, "max_steps": args.steps or size.steps}
@@ -167,8 +173,9 @@ def train(args: argparse.Namespace, size: Size, began: float, name: str) -> Path
     command = [sys.executable, "-m", "samestep", "train", str(HERE / "continuations.py"), *words, *own]
     done = subprocess.run(command).returncode
     if done not in (0, 75):  # 75: stopped by max_time
-        sys.exit(f"training ended with {done}; see {args.out}/{name}")
-    return args.out / name
+        sys.exit(f"training ended with {done}; see {run}")
+    (args.out / f"{name}.done").touch()
+    return run
 
 
 class Writer:
@@ -212,11 +219,13 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: str) -> tuple[torch.
 class Comparison:
     """Both generators beside people, on passages that neither saw."""
 
-    def __init__(self, args: argparse.Namespace, parts: dict[str, list[Passage]], result: dict[str, Any]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, adversarial: Path, parts: dict[str, list[Passage]], result: dict[str, Any]
+    ) -> None:
         self._args, self._parts, self.result = args, parts, result
         self._writers = {
             "supervised": Writer(args.supervised, "mle"),
-            "adversarial": Writer(args.adversarial, "gan"),
+            "adversarial": Writer(adversarial, "gan"),
         }
         self._noise = itertools.count(100_000 * args.seed)
         self._limit = self._writers["supervised"].limit
@@ -232,8 +241,8 @@ class Comparison:
         if with_test:
             self._test(chosen)
 
-    def _people(self, part: str, samples: int = 1) -> Texts:
-        return [(each.prompt, self._cut(each.human)) for each in self._parts[part] for _ in range(samples)]
+    def _people(self, part: str) -> Texts:
+        return [(each.prompt, self._cut(each.human)) for each in self._parts[part]]
 
     def _texts(self, who: str, part: str, temperature: float, samples: int = 1) -> Texts:
         passages = self._parts[part]
@@ -317,14 +326,12 @@ class Comparison:
         documents = [each.document for each in self._parts["test"]]
         self.result["test"] = {
             "prompts": len(wins),
-            "documents": len(set(documents)),
             "win_rate": bootstrap(wins),
-            "win_rate_by_document": bootstrap(wins, documents),
             "control": bootstrap(control),
-            "control_by_document": bootstrap(control, documents),
-            "wins_by_prompt": [round(float(win), 4) for win in wins],
+            "by_prompt": {"documents": documents, "win_rate": wins.tolist(), "control": control.tolist()},
             "against_people": {who: bootstrap(win_shares(own, people[:, None])) for who, own in scores.items()},
-            "variety": {who: self._variety(own) for who, own in {**texts, "people": self._people("test")}.items()},
+            "variety": {who: self._variety(own[::SAMPLES]) for who, own in texts.items()}
+            | {"people": self._variety(self._people("test"))},
             "nats": self._nats("test"),
         }
         self.result["samples"] = [
@@ -376,13 +383,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=14)
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--supervised", type=Path, help="the run of an earlier call, not to be trained again")
+    parser.add_argument("--supervised", type=Path, help="a run of another folder, not to be trained here")
     parser.add_argument("--judge", type=Path, help="likewise")
-    parser.add_argument("--adversarial", type=Path, help="likewise")
     parser.add_argument("--steps", type=int, help="of the adversarial run")
-    parser.add_argument(
-        "--until", choices=["supervised", "validation", "test"], default="test", help="a trial ends sooner"
-    )
+    parser.add_argument("--until", choices=["judge", "validation", "test"], default="test", help="a trial ends sooner")
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     from continuations import CONTINUATIONS
@@ -393,20 +397,16 @@ def main() -> None:
     parts = read_parts(args.passages, CONTINUATIONS, size, args.seed)
     rows = [{name: each.row[name] for name in CONTINUATIONS.columns} for each in parts["train"]]
     (args.out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result: dict[str, Any] = {"began": began, "seed": args.seed, "size": args.size, "settings": args.settings}
+    result: dict[str, Any] = {"began": began, "seed": args.seed, "tokens": size.tokens, "settings": args.settings}
     result["parts"] = {name: len(passages) for name, passages in parts.items()}
     result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     args.supervised = args.supervised or train(args, size, began, "supervised")
-    result["seconds_supervised"] = time.time() - began
-    if args.until == "supervised":
-        return
     args.judge = args.judge or train(args, size, began, "judge")
-    result["judge"] = training_rows(args.judge)
-    result["seconds_judge"] = time.time() - began
-    args.adversarial = args.adversarial or train(args, size, began, "adversarial")
-    result["training"] = training_rows(args.adversarial)
-    result["seconds_adversarial"] = time.time() - began
-    Comparison(args, parts, result).run(with_test=args.until == "test")
+    if args.until == "judge":
+        return
+    adversarial = train(args, size, began, "adversarial")
+    result["judge"], result["training"] = training_rows(args.judge), training_rows(adversarial)
+    Comparison(args, adversarial, parts, result).run(with_test=args.until == "test")
     (args.out / "done").touch()
 
 

@@ -103,3 +103,24 @@ def mdlm(results: dict[str, Any]) -> str:
     axis.set_ylabel("bits per byte of validation")
     axis.legend(frameon=False)
     return save(figure, "mdlm")
+
+
+def gan(results: dict[str, Any]) -> str:
+    """Quality against diversity on validation: a line by temperature for each generator and seed."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    for number, seed in enumerate(results["seeds"]):
+        for who, colour in (("supervised", OTHERS), ("adversarial", OURS)):
+            points = seed["validation"]["curves"][who]
+            across, up = [row["distinct_2"] for row in points], [row["win_rate"] for row in points]
+            axis.plot(across, up, color=colour, marker="o", markersize=3, label=None if number else who)
+            if number == 0:
+                for row in points:
+                    at = (row["distinct_2"], row["win_rate"])
+                    axis.annotate(f"{row['temperature']:g}", at, (4, -9), textcoords="offset points", fontsize=7)
+    people = results["seeds"][0]["validation"]["people"]["distinct_2"]
+    axis.axvline(people, color="black", linewidth=0.7, linestyle=":", label="people")
+    axis.axhline(0.5, color="black", linewidth=0.7)
+    axis.set_xlabel("diversity: distinct-2 of texts of validation")
+    axis.set_ylabel("wins against the person's text")
+    axis.legend(frameon=False, loc="upper left")
+    return save(figure, "gan")

@@ -9,17 +9,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
-from page_dpo import dpo
+from page_dpo import asked_of_dpo, dpo, row_of_dpo
+from page_gan import asked_of_gan, gan, row_of_gan
 from page_lens import lens
 from page_proteins import asked_of_proteins, row_of_proteins
 from results_json import FOLDER, read
 from written_page import about, between, part, table, wrapped
 
-DRAWN = {"lens": pictures.lens, "distill": pictures.distill, "mdlm": pictures.mdlm}
+DRAWN = {name: getattr(pictures, name) for name in ("lens", "distill", "mdlm", "gan")}
 
 
 def main() -> None:
-    pages = {"lens": lens, "distill": distill, "mdlm": mdlm, "dpo": dpo}
+    pages = {"lens": lens, "distill": distill, "mdlm": mdlm, "dpo": dpo, "gan": gan}
     results = {name: read(name) for name in pages}
     for name, page in pages.items():
         if results[name]:
@@ -33,9 +34,9 @@ def overview(results: dict[str, dict[str, Any]]) -> str:
     """A row for each recipe, and what was asked."""
     rows = [_row_of_lens(results["lens"]), _row_of_distill(results["distill"]), _row_of_mdlm(results["mdlm"])]
     rows += [
-        _row_of_dpo(results["dpo"]),
+        row_of_dpo(results["dpo"]),
         *row_of_proteins(results["dpo"].get("proteins", {})),
-        ("gan", "no result yet", "-", "-", "-"),
+        row_of_gan(results["gan"]),
     ]
     control = results["lens"]["baselines"]["context 8"]
     return f"""# Results
@@ -57,10 +58,9 @@ What was asked:
 - **mdlm** (`benchmarks/results/mdlm.py`): does masked diffusion gain more from text that is read over and over? Bits
   per byte of validation, a bound; the baseline is autoregression with the same network and text. The comparison on the
   test part is missing.
-- **dpo** (`benchmarks/results/dpo_text.py`): does a model learn a stated rule from pairs of real text? Accuracy on
-  held-out pairs; the baseline is always to prefer the shorter text. Beside TRL nothing has been measured yet.
+{asked_of_dpo(results["dpo"])}
 {asked_of_proteins(results["dpo"].get("proteins", {}))}
-- **gan**: does adversarial training beat the supervised generator? No result yet.
+{asked_of_gan(results["gan"])}
 
 The pages are written by `benchmarks/results/render.py` (needs matplotlib) from the JSON files in [results](results),
 and these by `benchmarks/results/results_json.py` from what the commands write. The three scripts above have a form for
@@ -87,13 +87,6 @@ def _row_of_mdlm(results: dict[str, Any]) -> tuple[str, ...]:
     other = min(value for name, value in best.items() if name != "diffusion")
     found = f"**{best['diffusion']:.3f}** (validation)", f"{other:.3f} (validation)"
     return ("[mdlm](results/mdlm.md)", *found, "no", f"{results['minutes']:.0f}")
-
-
-def _row_of_dpo(results: dict[str, Any]) -> tuple[str, ...]:
-    found = results["seeds"][0]
-    accuracy = found["samestep"]["accuracy"]
-    values = f"**{between(accuracy[0], accuracy[1:])}**", f"{found['shorter_is_chosen']:.3f}"
-    return ("[dpo](results/dpo.md)", *values, "in part: no TRL, one seed", f"{results['minutes']:.0f}")
 
 
 def distill(results: dict[str, Any]) -> str:

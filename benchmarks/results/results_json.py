@@ -1,18 +1,26 @@
 """What runs wrote, as the small JSON files of docs/results: without machine paths, and without what no page shows.
 
     python benchmarks/results/results_json.py --lens OUT/lens.json --distill OUT/distill.json --mdlm OUT/mdlm.json \\
-        --dpo OUT_0/result.json OUT_1/result.json --proteins OUT/result.json
+        --gan OUT/result.json --dpo OUT_0/result.json OUT_1/result.json --proteins OUT/result.json
 """
 
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from independent_judge import bootstrap
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
-BY_HAND = ("minutes", "by_log")
+BY_HAND = ("minutes", "by_log", "note")
 """What a log says and the script had not written."""
+TRAINING = ("step", "judge_accuracy", "judge_saturated", "generator/kl", "generator/entropy")
+"""Of gan's training."""
+TRAINERS = ("samestep", "trl")
+ABOUT = ("date", "device", "torch", "command")
 DIGITS = 5
 """Significant digits that are kept."""
 
@@ -21,14 +29,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("lens", "distill", "mdlm"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--gan", type=Path)
     parser.add_argument("--dpo", type=Path, nargs="*", default=[], help="the results of each seed")
     parser.add_argument("--proteins", type=Path, help="the part of dpo's page that is about proteins")
     options = parser.parse_args()
     for name in ("lens", "distill", "mdlm"):
         if path := getattr(options, name):
             write(name, json.loads(path.read_text()))
+    if options.gan:
+        write("gan", of_gan(json.loads(options.gan.read_text())))
     if options.dpo:
-        write("dpo", read("dpo") | {"seeds": [_of_dpo(json.loads(path.read_text())) for path in options.dpo]})
+        write("dpo", read("dpo") | of_dpo([json.loads(path.read_text()) for path in options.dpo]))
     if options.proteins:
         write("dpo", read("dpo") | {"proteins": json.loads(options.proteins.read_text())})
 
@@ -58,11 +69,37 @@ def _shown(value: Any) -> Any:
     return re.sub(r"(?<!\S)/\S+/", "", value) if isinstance(value, str) and value.startswith("python ") else value
 
 
-def _of_dpo(result: dict[str, Any]) -> dict[str, Any]:
-    for value in result.values():
-        if isinstance(value, dict):
-            value.pop("losses", None)
+def of_gan(result: dict[str, Any]) -> dict[str, Any]:
+    """Without what no page shows: of training the first and the last row stay."""
+    for seed in result["seeds"]:
+        del seed["test"]["by_prompt"], seed["judge"], seed["began"]
+    for trained in (*result["seeds"], *result["trials"].values()):
+        rows = trained["training"]
+        trained["training"] = [{name: row[name] for name in TRAINING if name in row} for row in (rows[0], rows[-1])]
     return result
+
+
+def of_dpo(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The seeds without what no page shows, and what holds of all of them: pairs and prompts are drawn again."""
+    pooled: dict[str, Any] = {}
+    for trainer in TRAINERS:
+        if all(trainer in result for result in results):
+            pooled[trainer] = {
+                name: bootstrap(np.array([result[trainer]["by_row"][name] for result in results]))
+                for name in ("accuracy", "words_a_sentence")
+            }
+    if len(pooled) == len(TRAINERS):
+        own, other = (np.array([result[trainer]["by_row"]["accuracy"] for result in results]) for trainer in TRAINERS)
+        pooled["accuracy_less_trl"] = bootstrap(own - other)
+        losses = (np.array([result[trainer]["losses"] for result in results]) for trainer in TRAINERS)
+        pooled["loss_apart"] = float(np.abs(np.subtract(*losses)).max())
+    for result in results:
+        for value in result.values():
+            if isinstance(value, dict):
+                value.pop("losses", None), value.pop("by_row", None)
+    about, *_ = [{name: result.pop(name) for name in ABOUT} for result in results]
+    minutes = max(result.pop("minutes") for result in results)  # they run at the same time
+    return {**about, "minutes": minutes, "seeds": list(results), "pooled": pooled}
 
 
 if __name__ == "__main__":
