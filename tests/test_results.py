@@ -102,12 +102,16 @@ def test_lens_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("scripts")
 def test_mdlm_in_a_few_steps(docs: Path, tmp_path: Path) -> None:
+    from page_mdlm import mdlm, row_of_mdlm
+
     run("mdlm.py", "--docs", docs, "--out", tmp_path, "--minutes", 10)
     found = json.loads((tmp_path / "mdlm.json").read_text())
     assert set(found["test"]) == set(found["samples"]) == {"diffusion", "autoregressive"}
     low, high = found["diffusion_less_autoregressive"]["interval"]
     assert low < found["diffusion_less_autoregressive"]["mean"] < high
+    assert f"({low:.4f} to {high:.4f})" in mdlm(found) and "(validation)" not in row_of_mdlm(found)[1]
 
 
 @pytest.mark.long

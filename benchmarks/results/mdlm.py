@@ -71,7 +71,7 @@ SIZES: dict[str, dict[str, Any]] = {
         },
         "warmup": {"diffusion": 50, "autoregressive": 20},
         "every": {"diffusion": 100, "autoregressive": 15},
-        "epochs": 60,
+        "epochs": 400,
     },
 }
 CONTENDERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -95,10 +95,11 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=64, help="times at which a row of the test is measured")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
     options = parser.parse_args()
-    size = SIZES[options.size]
+    began, size = time.monotonic(), SIZES[options.size]
     data = prepare(options.docs, options.out, size, options.megabytes or size["megabytes"])
     trained = train_all(data, options, size)
-    measure_all(data, trained, options)
+    results = {"vocabulary": size["vocabulary"], **measure_all(trained, options)}
+    write_results(options.out / "mdlm.json", {**results, "minutes": round((time.monotonic() - began) / 60, 1)})
 
 
 def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> Path:
@@ -183,7 +184,7 @@ def progress(run: Path) -> str:
     return f"step {found[-1][0]}, {found[-1][2]:.4f} (best {min(row[2] for row in found):.4f})" if found else "begins"
 
 
-def measure_all(data: Path, runs: dict[str, Path], options: argparse.Namespace) -> None:
+def measure_all(runs: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
     """The best of each objective by validation, on the test part."""
     curves = {name: curve(run) for name, run in runs.items()}
     for objective, plans in CONTENDERS.items():
@@ -221,8 +222,8 @@ def measure_all(data: Path, runs: dict[str, Path], options: argparse.Namespace) 
         "mean": float(apart.sum() / tokens.sum() / scale),
         "interval": [low, high],
     }
-    write_results(options.out / "mdlm.json", results)
     say(f"difference {apart.sum() / tokens.sum() / scale:+.4f} ({low:+.4f} to {high:+.4f})")
+    return results
 
 
 def rows_of_test(

@@ -12,6 +12,7 @@ import pictures
 from page_dpo import asked_of_dpo, dpo, row_of_dpo
 from page_gan import asked_of_gan, gan, row_of_gan
 from page_lens import lens
+from page_mdlm import asked_of_mdlm, mdlm, row_of_mdlm
 from page_proteins import asked_of_proteins, row_of_proteins
 from results_json import FOLDER, read
 from written_page import about, between, part, table, wrapped
@@ -32,7 +33,7 @@ def main() -> None:
 
 def overview(results: dict[str, dict[str, Any]]) -> str:
     """A row for each recipe, and what was asked."""
-    rows = [_row_of_lens(results["lens"]), _row_of_distill(results["distill"]), _row_of_mdlm(results["mdlm"])]
+    rows = [_row_of_lens(results["lens"]), _row_of_distill(results["distill"]), row_of_mdlm(results["mdlm"])]
     rows += [
         row_of_dpo(results["dpo"]),
         *row_of_proteins(results["dpo"].get("proteins", {})),
@@ -55,9 +56,7 @@ What was asked:
 - **distill** (`benchmarks/results/distill.py`): does a small student find unseen passages as well as its teacher? Share
   of the teacher's nDCG@10; the baseline is sentence-transformers with the same student, texts, steps and rates. The
   goal was 95%.
-- **mdlm** (`benchmarks/results/mdlm.py`): does masked diffusion gain more from text that is read over and over? Bits
-  per byte of validation, a bound; the baseline is autoregression with the same network and text. The comparison on the
-  test part is missing.
+{asked_of_mdlm(results["mdlm"])}
 {asked_of_dpo(results["dpo"])}
 {asked_of_proteins(results["dpo"].get("proteins", {}))}
 {asked_of_gan(results["gan"])}
@@ -80,13 +79,6 @@ def _row_of_distill(results: dict[str, Any]) -> tuple[str, ...]:
     found = results["ndcg@10"]
     shares = f"**{part(found['samestep'])}**", part(found[results["chosen"]])
     return ("[distill](results/distill.md)", *shares, "yes, below baseline", f"{results['minutes']:.0f}")
-
-
-def _row_of_mdlm(results: dict[str, Any]) -> tuple[str, ...]:
-    best = {name: min(row[2] for row in curve) for name, curve in results["runs"].items()}
-    other = min(value for name, value in best.items() if name != "diffusion")
-    found = f"**{best['diffusion']:.3f}** (validation)", f"{other:.3f} (validation)"
-    return ("[mdlm](results/mdlm.md)", *found, "no", f"{results['minutes']:.0f}")
 
 
 def distill(results: dict[str, Any]) -> str:
@@ -138,55 +130,6 @@ process and the teacher's vectors, the other's do not. They had the same steps, 
 Phase 1 is better here (validation {ours["align"][-1][1]:.3f} against
 {runs["sentence-transformers, same rates"]["validation"]["0"]:.3f}), so the difference is made in phase 2: its
 temperature, schedule and number of steps have not been tried in either. One run of each; no seeds.
-"""
-
-
-def mdlm(results: dict[str, Any]) -> str:
-    logged = results["by_log"]
-    data, test = logged["data"], logged["test"]["diffusion"]
-    rows = []
-    for name, curve in results["runs"].items():
-        step, epoch, bits = min(curve, key=lambda row: row[2])
-        rows.append((name, f"{bits:.4f}", f"{step:,}", f"{epoch:.0f}", f"{curve[-1][0]:,}"))
-    best = {row[0]: float(row[1]) for row in rows}
-    other = min(value for name, value in best.items() if name != "diffusion")
-    return f"""# mdlm: masked diffusion against autoregression on text that is read over and over
-
-**Asked:** with one network and a few megabytes of text, read for many epochs and both stopped early: which of the two
-objectives has fewer bits per byte?
-
-**Answer:** on validation neither is clearly better: diffusion **{best["diffusion"]:.4f}**, the best autoregressive run
-**{other:.4f}**, of which diffusion's is an upper bound by drawn masks and the other is exact. They get there in very
-different ways: the autoregressive network is best after {min(int(row[3]) for row in rows[1:])} to
-{max(int(row[3]) for row in rows[1:])} epochs and then overfits fast, with ten times the weight decay too; diffusion is
-still improving after a hundred. So it needs some {int(rows[0][3]) / int(rows[2][3]):.0f} times the epochs for what
-autoregression has early.
-
-![Bits per byte of validation against epochs](mdlm.png)
-
-{table(("", "best bits per byte of validation", "at step", "epoch", "steps trained"), rows)}
-**Test part:** diffusion {between(test["bits_per_byte"], test["interval"], 4)} bits per byte. **Not measured:** the
-autoregressive figure. The script ended with an error while it drew samples, before it wrote that figure; it writes
-figures first now, and draws otherwise. So **there is no comparison on the test part, and there are no samples**. The
-validation, which chose the steps, has no interval. Test and validation are
-different documents: 2.00 is not to be compared with the autoregressive figure of validation. Why diffusion has a
-quarter of a bit more on the test part than on validation has not been looked into.
-
-## Data and measure
-{data["documents"]:,} documents, {data["bytes"]:,} bytes of English manuals; a BPE of 4,096 tokens;
-{data["train_tokens"]:,} tokens for training, {data["validation_tokens"]:,} for validation, {data["test_tokens"]:,} for
-the test, whole documents in one part. {logged["parameters"]:,} parameters (8 layers of width 512), rows of 512 tokens,
-128 rows a step, learning rate 1e-3, constant, with an average of the weights. Autoregression (the same recipe with
-another objective, `benchmarks/results/autoregressive.py`) was tried with a weight decay of 0.1 and 1, and with a third
-of the learning rate. Diffusion had one trial.
-
-{about(results)}
-Diffusion trained for 10 minutes, each autoregressive run for less than 2; both at the same time, and with other
-experiments on the card.
-
-## What next
-Repeat the command for the test part and the samples. Then less text (the fewer bytes, the more epochs count), dropout
-for autoregression, which is its usual remedy, and a smaller learning rate at the end for both.
 """
 
 

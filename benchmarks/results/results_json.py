@@ -16,7 +16,7 @@ from independent_judge import bootstrap
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 BY_HAND = ("minutes", "by_log", "note")
-"""What a log says and the script had not written."""
+"""What a page says and the script had not written."""
 TRAINING = ("step", "judge_accuracy", "judge_saturated", "generator/kl", "generator/entropy")
 """Of gan's training."""
 TRAINERS = ("samestep", "trl")
