@@ -74,6 +74,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "epochs": 400,
     },
 }
+ROW = 512
+"""Tokens."""
 CONTENDERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "diffusion": [("diffusion", {"weight_decay": 0.1, "ema_decay": 0.999})],
     "autoregressive": [
@@ -96,14 +98,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
     options = parser.parse_args()
     began, size = time.monotonic(), SIZES[options.size]
-    data = prepare(options.docs, options.out, size, options.megabytes or size["megabytes"])
+    data, counted = prepare(options.docs, options.out, size, options.megabytes or size["megabytes"])
     trained = train_all(data, options, size)
-    results = {"vocabulary": size["vocabulary"], **measure_all(trained, options)}
+    results = measure_all(trained, options)
+    results["data"] |= counted
     write_results(options.out / "mdlm.json", {**results, "minutes": round((time.monotonic() - began) / 60, 1)})
 
 
-def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> Path:
-    """Some documents as tokens, in three parts."""
+def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> tuple[Path, dict[str, int]]:
+    """Some documents as tokens, in three parts, and how much they are."""
     documents = [record for record in read_documents(docs) if not record["document"].startswith("dict-foldoc")]
     documents.sort(key=lambda record: hashlib.sha256(record["text"].encode()).digest())
     kept, total = [], 0
@@ -113,11 +116,11 @@ def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> Pa
             total += len(record["text"].encode())
     path, data = write_records(out / "docs.jsonl", kept), out / "data"
     say(f"{len(kept):,} documents, {total:,} bytes")
-    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", 256]
+    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", ROW]
     given = ["data", "prepare", path, "--out", data, "--overwrite", "true", "--test_fraction", 0.1, *tokens]
     if finish(start(given, out / "prepare.log"), out / "prepare.log"):
         sys.exit(1)
-    return data
+    return data, {"documents": len(kept), "bytes": total, "vocabulary": size["vocabulary"], "row": ROW}
 
 
 def train_all(data: Path, options: argparse.Namespace, size: dict[str, Any]) -> dict[str, Path]:
@@ -159,8 +162,13 @@ def arguments(
     """Of `samestep`, for one run."""
     given = {**size["settings"], "weight_decay": own["weight_decay"], "ema_decay": own["ema_decay"]}
     given["learning_rate"] *= own.get("rate", 1.0)
-    given |= {"data.path": data, "schedule": "constant", "model.embedding_size": size["vocabulary"] + 64}
-    given |= {"model.max_sequence_length": 256, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
+    given |= {
+        "data.path": data,
+        "data.sequence_length": ROW,
+        "schedule": "constant",
+        "model.embedding_size": size["vocabulary"] + 64,
+    }
+    given |= {"model.max_sequence_length": ROW, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
     given |= {"warmup_steps": size["warmup"][objective], "validate_every": size["every"][objective]}
     given |= {"early_stopping": 6, "best_at_end": "true"}
     given |= {"max_time": f"{int(seconds)}s", "out": run.parent, "name": run.name}

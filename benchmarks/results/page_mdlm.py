@@ -41,14 +41,14 @@ Diffusion's figures are upper bounds by drawn masks, {results["times"]} times fo
 autoregression are exact.
 
 ## Data and measure
-{data["documents"]:,} documents, {data["bytes"]:,} bytes of English manuals; a BPE of {results["vocabulary"]:,} tokens;
+{data["documents"]:,} documents, {data["bytes"]:,} bytes of English manuals; a BPE of {data["vocabulary"]:,} tokens;
 {data["train_tokens"]:,} tokens for training, {data["validation_tokens"]:,} for validation, {data["test_tokens"]:,} for
-the test, whole documents in one part. {results["parameters"]:,} parameters, rows of 256 tokens, a constant learning
-rate, an average of the weights. Each run stops when six validations in a row are no better, and the weights that were
-best on validation are measured on the test part, once. Autoregression (the same recipe with another objective,
-`benchmarks/results/autoregressive.py`) is tried with a weight decay of 0.1 and 1, and with a third of the learning
-rate; diffusion has one trial. Intervals draw the {results["test_rows"]:,} rows of the test again, both objectives
-alike.
+the test, whole documents in one part. {results["parameters"]:,} parameters, rows of {data["row"]} tokens, a constant
+learning rate, an average of the weights. Each run stops when six validations in a row are no better, and the weights
+that were best on validation are measured on the test part, once. Autoregression (the same recipe with another
+objective, `benchmarks/results/autoregressive.py`) is tried with a weight decay of 0.1 and 1, and with a third of the
+learning rate; diffusion has one trial. Intervals draw the {results["test_rows"]:,} rows of the test again, both
+objectives alike.
 
 {about(results)}
 {results.get("note", "")}
