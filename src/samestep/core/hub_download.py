@@ -106,7 +106,10 @@ class HubDownload(ABC):
         error = cause if isinstance(cause, Exception) else error
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, hub.errors.OfflineModeIsEnabled):
-            return UserError(f"Unset HF_HUB_OFFLINE, or name a {local}; {label} is not complete in {cache}.")
+            return UserError(
+                f"Unset HF_HUB_OFFLINE, or name a {local}; {label} is not complete in {cache}, and no {local} from "
+                f"{Path.cwd()}."
+            )
         if isinstance(error, hub.errors.GatedRepoError) or status == 403:
             return UserError(
                 f"Ask for access at {endpoint}/{place}{name}, and log in with `hf auth login` or HF_TOKEN; {label} may "
@@ -141,8 +144,8 @@ class HubDownload(ABC):
                 "files that are complete are kept"
             )
         return UserError(
-            f"Connect to a network, or name a {self.local}; {self.label} is not complete in {cache}, and {endpoint} "
-            f"cannot be reached ({kind})."
+            f"Connect to a network, or name a {self.local}; {self.label} is not complete in {cache}, no "
+            f"{self.local} from {Path.cwd()}, and {endpoint} cannot be reached ({kind})."
         )
 
 
