@@ -39,7 +39,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TRIALS = {"same rates": (1.0, 1.0), "its default rate": (2e-5, 2e-5)}
 """Learning rates of sentence-transformers in both phases: as samestep's, and its default."""
-
 CONTRASTIVE = {"rank.info_nce": 1, "rank.mse": 0, "rank.temperature": 0.05}
 """Phase 2 without the teacher's vectors: with so many pairs better on validation than the preset's 0.2, 0.8, 0.02."""
 

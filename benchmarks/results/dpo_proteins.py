@@ -30,14 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from protein_chains import RealChain, collect
+from protein_chains import RealChain, collect, composition_distance
 from published_mpnn import Network, sample
 from runs import about, finish, interval, metrics, say, start, write_results
 
 from samestep.recipes.dpo.protein_family import find_weights
 
 HYDROPHOBIC = "ILMFVWY"
-LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RULES = {"native": 0.1, "surface": 0.5}
 """The temperature of the sequences that pairs are made of."""
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -378,11 +377,6 @@ class Measure:
             "distinct": len(set(drawn)) / len(drawn),
             "cost": float(-cost.mean()),
         }
-
-
-def composition_distance(letters: np.ndarray, native: np.ndarray) -> float:
-    """Half of the sum of differences in the letters' shares: 0 for the native composition, 1 for none in common."""
-    return sum(abs(float((letters == letter).mean() - (native == letter).mean())) for letter in LETTERS) / 2
 
 
 def summary(values: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from dpo_pairs import held_out_prompts, read_pairs, words_a_sentence
 from independent_judge import bootstrap
-from runs import write_results
+from runs import without_template, write_records, write_results
 from torch import Tensor
 
 from samestep.data.order_choice import choose_order
@@ -32,10 +32,6 @@ from samestep.recipes.gan.evaluation import text_metrics
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Pair = dict[str, str]
-
-
-def write_lines(path: Path, rows: Sequence[Any]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def with_samestep(args: argparse.Namespace, folder: Path) -> list[float]:
@@ -224,14 +220,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=["none", "bf16"], default="bf16" if DEVICE == "cuda" else "none")
     parser.add_argument("--limit", type=int, help="pairs of the test, and prompts that are written for; all by default")
     args = parser.parse_args()
-    from gan import without_template
-
     started = time.time()
     args.out = args.out.resolve()
     without_template(args.model, args.out / "model")
     parts = read_pairs(args.passages)
-    write_lines(args.out / "train.jsonl", parts["train"])
-    write_lines(args.out / "validation.jsonl", parts["validation"][: args.limit])
+    write_records(args.out / "train.jsonl", parts["train"])
+    write_records(args.out / "validation.jsonl", parts["validation"][: args.limit])
     test = parts["test"][: args.limit]
     shorter = np.mean([len(pair["chosen"]) < len(pair["rejected"]) for pair in test])
     result: dict[str, Any] = {

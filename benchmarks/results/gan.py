@@ -21,7 +21,6 @@ import argparse
 import gzip
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -34,18 +33,19 @@ from typing import Any
 import numpy as np
 import torch
 from independent_judge import IndependentJudge, Texts, bootstrap, win_shares
+from runs import metrics, without_template, write_records, write_results
 
 import samestep
 from samestep import CausalConfig, World, open_language_model
-from samestep.core.rundir import RunDir
 from samestep.models.log_probs import completion_log_probs
 from samestep.recipes.gan.data import Domain
 from samestep.recipes.gan.evaluation import text_metrics
 
 HERE = Path(__file__).resolve().parent
 TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
-DEARER = 0.05
-"""Nats a token that people's texts may cost more than before."""
+KEPT = {"variety": 0.05, "nats": 0.05}
+"""How far the adversarial generator may fall behind: a share of distinct-2 and Self-BLEU, and nats that a token of
+people's texts costs more."""
 SAMPLES = 2
 """Texts of each generator for each prompt of the test."""
 BOTH: dict[str, Any] = {
@@ -300,19 +300,19 @@ class Comparison:
 
     def _choose(self) -> dict[str, float]:
         """The supervised generator's best temperature, and the other's best among those at which its texts vary as
-        much (within 5%), or else the one that comes nearest to that."""
+        much (KEPT), or else the one that comes nearest to that."""
         curves = self.result["validation"]["curves"]
         best = max(curves["supervised"], key=lambda point: point["win_rate"])
 
         def lack(point: dict[str, float]) -> float:
-            distinct = best["distinct_2"] * 0.95 - point["distinct_2"]
-            return max(0.0, distinct, point["self_bleu"] - best["self_bleu"] * 1.05)
+            distinct = best["distinct_2"] * (1 - KEPT["variety"]) - point["distinct_2"]
+            return max(0.0, distinct, point["self_bleu"] - best["self_bleu"] * (1 + KEPT["variety"]))
 
         own = max(curves["adversarial"], key=lambda point: (-lack(point), point["win_rate"]))
         self.result["chosen"] = {"supervised": best["temperature"], "adversarial": own["temperature"]}
         nats = self.result["validation"]["nats"]
         self.result["ahead"] = own["win_rate"] - best["win_rate"]
-        self.result["is_eligible"] = lack(own) == 0 and nats["adversarial"] - nats["supervised"] <= DEARER
+        self.result["is_eligible"] = lack(own) == 0 and nats["adversarial"] - nats["supervised"] <= KEPT["nats"]
         return self.result["chosen"]
 
     def _test(self, chosen: dict[str, float]) -> None:
@@ -346,32 +346,8 @@ class Comparison:
 
     def _say(self, text: str) -> None:
         self.result["seconds"] = time.time() - self.result["began"]
-        write(self._args.out / "result.json", self.result)
+        write_results(self._args.out / "result.json", self.result)
         print(f"[gan seed {self._args.seed}, {self.result['seconds']:.0f} s] {text}", flush=True)
-
-
-def training_rows(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run."""
-    return [json.loads(line) for line in RunDir(run).metrics.read_text().splitlines()]
-
-
-def write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
-
-
-def without_template(model: Path, folder: Path) -> None:
-    """The model with no chat template: it continues a text."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in model.iterdir():
-        if file.name == "tokenizer_config.json":
-            settings = json.loads(file.read_text())
-            settings.pop("chat_template", None)
-            (folder / file.name).write_text(json.dumps(settings))
-        elif file.suffix == ".safetensors":
-            (folder / file.name).unlink(missing_ok=True)
-            os.symlink(file.resolve(), folder / file.name)
-        elif file.is_file() and file.name != "chat_template.jinja":
-            shutil.copy(file, folder / file.name)
 
 
 def main() -> None:
@@ -396,16 +372,15 @@ def main() -> None:
     without_template(args.model, args.out / "model")
     parts = read_parts(args.passages, CONTINUATIONS, size, args.seed)
     rows = [{name: each.row[name] for name in CONTINUATIONS.columns} for each in parts["train"]]
-    (args.out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_records(args.out / "train.jsonl", rows)
     result: dict[str, Any] = {"began": began, "seed": args.seed, "tokens": size.tokens, "settings": args.settings}
     result["parts"] = {name: len(passages) for name, passages in parts.items()}
-    result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     args.supervised = args.supervised or train(args, size, began, "supervised")
     args.judge = args.judge or train(args, size, began, "judge")
     if args.until == "judge":
         return
     adversarial = train(args, size, began, "adversarial")
-    result["judge"], result["training"] = training_rows(args.judge), training_rows(adversarial)
+    result["training"] = metrics(adversarial, "gan", "judge_accuracy")
     Comparison(args, adversarial, parts, result).run(with_test=args.until == "test")
     (args.out / "done").touch()
 

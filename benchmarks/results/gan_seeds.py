@@ -16,18 +16,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from gan import KEPT, SIZES
 from independent_judge import bootstrap
 from runs import say, write_results
 
 HERE = Path(__file__).resolve().parent
-TRIALS = {
-    "rate 5e-6": ["learning_rate=5e-6"],
-    "rate 1e-5": ["learning_rate=1e-5"],
-    "rate 2e-5": ["learning_rate=2e-5"],
-}
+TRIALS = {f"rate-{rate}": [f"learning_rate={rate}"] for rate in ("5e-6", "1e-5", "2e-5")}
 
 
 def gan(options: argparse.Namespace, out: Path, seed: int, *arguments: Any) -> subprocess.Popen[bytes]:
@@ -66,13 +64,13 @@ def try_all(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     begun = ["--supervised", folder(options, seed) / "supervised", "--judge", folder(options, seed) / "judge"]
     given = [*begun, "--steps", options.trial_steps, "--until", "validation", "--minutes", left(options) / 2]
     for name, settings in TRIALS.items():
-        out = Path(options.out, name.replace(" ", "-"))
+        out = Path(options.out, name)
         if not (out / "done").exists():
             processes[name] = gan(options, out, seed, *given, *settings)
     wait(processes)
     found = {}
     for name, settings in TRIALS.items():
-        out = Path(options.out, name.replace(" ", "-"))
+        out = Path(options.out, name)
         if (out / "done").exists():
             result = json.loads((out / "result.json").read_text())
             found[name] = {"settings": settings} | {key: result[key] for key in ("ahead", "is_eligible", "chosen")}
@@ -103,7 +101,18 @@ def pooled(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("win_rate", "control"):
         wins = np.array([part[name] for part in parts])
         found |= {name: bootstrap(wins), f"{name}_by_document": bootstrap(wins, documents)}
-    return found
+    return {**found, "kept": kept([result["test"] for result in results])}
+
+
+def kept(tests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over seeds of the adversarial generator: variety as a share of the supervised one's, and nats more."""
+    own, other = ([test["variety"][who] for test in tests] for who in ("adversarial", "supervised"))
+    distinct, bleu = (
+        fmean(row[name] for row in own) / fmean(row[name] for row in other) for name in ("distinct_2", "self_bleu")
+    )
+    nats = fmean(test["nats"]["adversarial"] - test["nats"]["supervised"] for test in tests)
+    is_kept = max(1 - distinct, bleu - 1) <= KEPT["variety"] and nats <= KEPT["nats"]
+    return {"distinct_2": distinct, "self_bleu": bleu, "nats": nats, "is_kept": is_kept, "wanted": KEPT}
 
 
 def main() -> None:
@@ -114,7 +123,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=24)
     parser.add_argument("--trial-steps", type=int, default=40)
-    parser.add_argument("--size", default="full", help="of gan.py")
+    parser.add_argument("--size", choices=SIZES, default="full")
     options = parser.parse_args()
     options.began, options.out = time.time(), options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)

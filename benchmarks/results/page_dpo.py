@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from page_proteins import proteins
-from written_page import about, between, table
+from written_page import about, between, table, with_interval
 
 NAMES = {"samestep": "samestep", "trl": "TRL"}
 
@@ -21,7 +21,7 @@ def dpo(results: dict[str, Any]) -> str:
 then write so?
 
 **Answer:** yes. Of {pairs["test"]} held-out pairs it prefers the chosen text in
-**{_found(after["accuracy"])}**, where always the shorter text would be right in
+**{with_interval(after["accuracy"])}**, where always the shorter text would be right in
 {found["shorter_is_chosen"]:.3f}; and what it writes for prompts that were not trained on has
 **{after["words_a_sentence"][0]:.1f} words a sentence** instead of {before["words_a_sentence"][0]:.1f}. This costs
 variety: distinct-2 falls from {before["distinct_2"]:.3f} to {distinct:.3f}. {_beside_trl(results)}
@@ -52,7 +52,7 @@ of one length class, one temperature, one rate and beta.
 def row_of_dpo(results: dict[str, Any]) -> tuple[str, ...]:
     """Of the table of docs/results.md."""
     values = (
-        f"**{_found(results['pooled']['samestep']['accuracy'])}**",
+        f"**{with_interval(results['pooled']['samestep']['accuracy'])}**",
         f"{results['seeds'][0]['shorter_is_chosen']:.3f}",
     )
     reached = "yes" if "trl" in results["pooled"] else f"in part: no TRL, {_seeds(results['seeds'])}"
@@ -61,7 +61,7 @@ def row_of_dpo(results: dict[str, Any]) -> tuple[str, ...]:
 
 def asked_of_dpo(results: dict[str, Any]) -> str:
     trl = results["pooled"].get("trl")
-    beside = f"TRL has {_found(trl['accuracy'])}" if trl else "Beside TRL nothing has been measured yet"
+    beside = f"TRL has {with_interval(trl['accuracy'])}" if trl else "Beside TRL nothing has been measured yet"
     return f"""- **dpo** (`benchmarks/results/dpo_text.py`): does a model learn a stated rule from pairs of real text?
   Accuracy on held-out pairs; the baseline is always to prefer the shorter text. {beside}."""
 
@@ -70,7 +70,7 @@ def _rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     seeds, pooled = results["seeds"], results["pooled"]
     trainers, before = [name for name in NAMES if name in pooled], seeds[0]["before"]
     rows = [
-        ("held-out accuracy", "0.5", *(_found(pooled[name]["accuracy"]) for name in trainers)),
+        ("held-out accuracy", "0.5", *(with_interval(pooled[name]["accuracy"]) for name in trainers)),
         ("by seed", "", *(", ".join(f"{seed[name]['accuracy'][0]:.3f}" for seed in seeds) for name in trainers)),
     ]
     words = (before["words_a_sentence"], *(pooled[name]["words_a_sentence"] for name in trainers))
@@ -90,24 +90,19 @@ def _beside_trl(results: dict[str, Any]) -> str:
     pooled = results["pooled"]
     if "trl" not in pooled:
         return ""
-    return (
-        f"TRL with the same pairs in the same order has {_found(pooled['trl']['accuracy'])}, samestep less TRL on the "
-        f"same pairs {_found(pooled['accuracy_less_trl'])}; losses of a step differ by {pooled['loss_apart']:.4f} at "
-        "most."
-    )
+    return f"""TRL with the same pairs in the same order has {with_interval(pooled["trl"]["accuracy"])}, samestep less
+TRL on the same pairs {with_interval(pooled["accuracy_less_trl"])}; losses of a step differ by
+{pooled["loss_apart"]:.4f} at most."""
 
 
 def _missing(results: dict[str, Any]) -> str:
     if "trl" in results["pooled"]:
         return ""
-    return """one seed is measured on the test part. **TRL with the same data and steps: not measured here**; that
-samestep's losses are TRL's step for step, and its speed, is in [RESULTS.md](../../benchmarks/RESULTS.md). Next:
+    return """these prompts ended in two line breaks; they end in one since then, as TRL splits such texts alike. One
+seed is measured on the test part. **TRL with the same data and steps: not measured here**; that samestep's losses are
+TRL's step for step, and its speed, is in [RESULTS.md](../../benchmarks/RESULTS.md). Next:
 `--trainers samestep trl`, three seeds, and """
 
 
 def _seeds(seeds: Sequence[Any]) -> str:
     return "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-
-
-def _found(values: Sequence[float]) -> str:
-    return between(values[0], values[1:])

@@ -4,13 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from written_page import about, between, table
+from written_page import about, between, quoted, table, with_interval
 
 GENERATORS = ("supervised", "adversarial")
-DEARER = 0.05
-"""Nats a token that people's texts may cost more."""
-APART = 0.05
-"""What variety may differ by, as a share."""
 
 
 def gan(results: dict[str, Any]) -> str:
@@ -27,11 +23,12 @@ best for it, at the same variety?
 ![Quality against diversity by temperature](gan.png)
 
 {table(("seed", "temperatures", "win rate", "supervised against itself", "steps"), [_row(seed) for seed in seeds])}
-All seeds, drawn by document ({pooled["documents"]:,}) instead of by prompt: {_found(pooled["win_rate_by_document"])},
-supervised against itself {_found(pooled["control_by_document"])}.
+All seeds, drawn by document ({pooled["documents"]:,}) instead of by prompt:
+{with_interval(pooled["win_rate_by_document"])}, supervised against itself
+{with_interval(pooled["control_by_document"])}.
 
 {table(("test part, mean of seeds", *GENERATORS, "people"), _measured(tests))}
-**Kept:** {_kept(tests)}.
+**Kept:** {_kept(pooled["kept"])}.
 
 ## Which settings
 One seed tried each for a few steps, and the validation part chose: how much more often a text wins against people's
@@ -65,9 +62,8 @@ def row_of_gan(results: dict[str, Any]) -> tuple[str, ...]:
     if not results:
         return ("gan", "no result yet", "-", "-", "-")
     won = results["pooled"]["win_rate"]
-    is_reached = won[1] > 0.5 and _is_kept([seed["test"] for seed in results["seeds"]])
-    reached = "yes" if is_reached else "no"
-    return ("[gan](results/gan.md)", f"**{_found(won)}**", "0.5", reached, f"{results['minutes']:.0f}")
+    reached = "yes" if won[1] > 0.5 and results["pooled"]["kept"]["is_kept"] else "no"
+    return ("[gan](results/gan.md)", f"**{with_interval(won)}**", "0.5", reached, f"{results['minutes']:.0f}")
 
 
 def asked_of_gan(results: dict[str, Any]) -> str:
@@ -85,13 +81,19 @@ def _answer(results: dict[str, Any]) -> str:
     whole = f"Of {results['seeds'][0]['test']['prompts']:,} prompts of the test part"
     return f"""**Answer:** {said}. {whole} it wins **{between(rate, (low, high))}** against the supervised generator,
 over {count} seed{"s" if count > 1 else ""}; the supervised one against itself, with other noise, has
-{_found(pooled["control"])}."""
+{with_interval(pooled["control"])}."""
 
 
 def _row(seed: Mapping[str, Any]) -> tuple[str, ...]:
     chosen, test = seed["chosen"], seed["test"]
     at = ", ".join(f"{chosen[who]:g}" for who in GENERATORS)
-    return str(seed["seed"]), at, _found(test["win_rate"]), _found(test["control"]), str(seed["training"][-1]["step"])
+    return (
+        str(seed["seed"]),
+        at,
+        with_interval(test["win_rate"]),
+        with_interval(test["control"]),
+        str(seed["training"][-1]["step"]),
+    )
 
 
 def _measured(tests: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -105,25 +107,11 @@ def _measured(tests: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return [*rows, ("nats a token of people's texts", *(f"{value:.3f}" for value in nats), "-")]
 
 
-def _changes(tests: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-    """Of the adversarial generator: distinct-2 and Self-BLEU as shares of the other's, and nats more."""
-    own, other = ([test["variety"][who] for test in tests] for who in reversed(GENERATORS))
-    distinct, bleu = (
-        fmean(row[key] for row in own) / fmean(row[key] for row in other) for key in ("distinct_2", "self_bleu")
-    )
-    return distinct, bleu, fmean(test["nats"]["adversarial"] - test["nats"]["supervised"] for test in tests)
-
-
-def _is_kept(tests: Sequence[Mapping[str, Any]]) -> bool:
-    distinct, bleu, dearer = _changes(tests)
-    return distinct >= 1 - APART and bleu <= 1 + APART and dearer <= DEARER
-
-
-def _kept(tests: Sequence[Mapping[str, Any]]) -> str:
-    distinct, bleu, dearer = _changes(tests)
+def _kept(kept: Mapping[str, Any]) -> str:
     return (
-        f"{'yes' if _is_kept(tests) else 'no'}; distinct-2 {distinct - 1:+.1%} and Self-BLEU {bleu - 1:+.1%} (wanted: "
-        f"not worse by more than {APART:.0%}), people's texts {dearer:+.3f} nats a token (at most {DEARER})"
+        f"{'yes' if kept['is_kept'] else 'no'}; distinct-2 {kept['distinct_2'] - 1:+.1%} and Self-BLEU "
+        f"{kept['self_bleu'] - 1:+.1%} (wanted: not worse by more than {kept['wanted']['variety']:.0%}), "
+        f"people's texts {kept['nats']:+.3f} nats a token (at most {kept['wanted']['nats']})"
     )
 
 
@@ -156,14 +144,6 @@ def _state(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _samples(samples: Sequence[Mapping[str, str]]) -> str:
     lines = []
     for sample in samples:
-        lines.append(f"- `{_line(sample['prompt'])}`")
-        lines += [f"- {who}: `{_line(sample[who])}`" for who in ("people", *GENERATORS)]
+        lines.append(f"- {quoted(sample['prompt'])}")
+        lines += [f"- {who}: {quoted(sample[who])}" for who in ("people", *GENERATORS)]
     return "\n".join(lines) + "\n"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.replace("`", "'").split())
-
-
-def _found(values: Sequence[float]) -> str:
-    return between(values[0], values[1:])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from written_page import about, between, table
+from written_page import about, between, quoted, table
 
 OBJECTIVES = ("diffusion", "autoregressive")
 
@@ -102,10 +102,7 @@ def _best(curve: list[list[float]]) -> list[float]:
 
 
 def _samples(samples: dict[str, list[str]]) -> str:
-    lines = [
-        f"- {who}: `{' '.join(text.replace('`', chr(39)).split())}`" for who in OBJECTIVES for text in samples[who][:2]
-    ]
-    return "\n".join(lines) + "\n"
+    return "".join(f"- {who}: {quoted(text)}\n" for who in OBJECTIVES for text in samples[who][:2])
 
 
 def _of_validation(results: dict[str, Any]) -> str:

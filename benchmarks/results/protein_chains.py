@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
-from samestep.recipes.dpo.structures import BACKBONE, UNKNOWN, Chain, import_gemmi, parse_chains
+from samestep.recipes.dpo.structures import AMINO_ACIDS, BACKBONE, UNKNOWN, Chain, import_gemmi, parse_chains
 
 STRUCTURE = re.compile(r"(?!AF-|\._).+\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
 """Names of structure files, without those of predicted structures and what macOS leaves beside files."""
@@ -71,6 +71,11 @@ def collect(packages: Sequence[Path], shortest: int, longest: int) -> dict[str, 
             for chain in _chains(name, content, shortest, longest):
                 found.setdefault(chain.letters, chain)
     return split(without_relatives(sorted(found.values(), key=lambda chain: _hash(chain.letters))))
+
+
+def composition_distance(letters: np.ndarray, native: np.ndarray) -> float:
+    """Half of the sum of differences in the letters' shares: 0 for the native composition, 1 for none in common."""
+    return sum(abs(float((letters == letter).mean() - (native == letter).mean())) for letter in AMINO_ACIDS) / 2
 
 
 def without_relatives(chains: Sequence[RealChain]) -> list[RealChain]:

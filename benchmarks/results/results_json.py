@@ -72,7 +72,9 @@ def _shown(value: Any) -> Any:
 def of_gan(result: dict[str, Any]) -> dict[str, Any]:
     """Without what no page shows: of training the first and the last row stay."""
     for seed in result["seeds"]:
-        del seed["test"]["by_prompt"], seed["judge"], seed["began"]
+        for name in (*ABOUT, "began"):
+            del seed[name]
+        del seed["test"]["by_prompt"]
     for trained in (*result["seeds"], *result["trials"].values()):
         rows = trained["training"]
         trained["training"] = [{name: row[name] for name in TRAINING if name in row} for row in (rows[0], rows[-1])]

@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,21 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     return path
+
+
+def without_template(model: Path, folder: Path) -> None:
+    """The model with no chat template: it continues a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        if file.name == "tokenizer_config.json":
+            settings = json.loads(file.read_text())
+            settings.pop("chat_template", None)
+            (folder / file.name).write_text(json.dumps(settings))
+        elif file.suffix == ".safetensors":
+            (folder / file.name).unlink(missing_ok=True)
+            os.symlink(file.resolve(), folder / file.name)
+        elif file.is_file() and file.name != "chat_template.jinja":
+            shutil.copy(file, folder / file.name)
 
 
 def start(arguments: Sequence[Any], log: Path) -> subprocess.Popen[bytes]:

@@ -16,6 +16,16 @@ def between(value: float, interval: Sequence[float], digits: int = 3) -> str:
     return f"{value:.{digits}f} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
 
 
+def with_interval(values: Sequence[float]) -> str:
+    """A value and its interval, as one list."""
+    return between(values[0], values[1:])
+
+
+def quoted(text: str) -> str:
+    """What somebody or something wrote, in one line."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`"
+
+
 def part(found: dict[str, Any]) -> str:
     """Its share of the teacher."""
     low, high = found["of_teacher_interval"]

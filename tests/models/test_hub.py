@@ -183,7 +183,8 @@ def test_no_server_at_all(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
     without_pauses(monkeypatch)
     hub.stop()
     with pytest.raises(
-        UserError, match=r"Connect to a network, or name a folder; org/plain is not complete in .*reach"
+        UserError,
+        match=r"Connect to a network, or name a folder; org/plain is not complete in .*, no folder from /.*reach",
     ):
         resolve_model("org/plain")
 

@@ -65,11 +65,9 @@ def run(args: Sequence[str]) -> int:
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
     if scheduler != "local":  # the head of a job script names both
-        folders = {"run": Path(config.out, config.name or "").absolute(), "working": Path.cwd()}
-        for kind, folder in folders.items():
-            require_one_line(f"the {kind} directory", str(folder))
-            if scheduler == "pbs":
-                pbs.require_plain_path(f"the {kind} directory", str(folder))
+        check = pbs.require_plain_path if scheduler == "pbs" else require_one_line
+        check("the run directory", str(Path(config.out, config.name or "").absolute()))
+        check("the working directory", str(Path.cwd()))
     with _run_folder(name, config, create=not job.dry_run) as path:
         around = ScriptContext(path, Path.cwd(), sys.executable)
         batch = _batch(path, recipe, config, parts)

@@ -17,7 +17,7 @@ from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
 from samestep.core.host_lists import expand_hosts
 from samestep.core.launch_env import BEGAN, SECRET, TIME_LIMIT
-from samestep.launching.schedulers.job import Job, JobPart, laid_out
+from samestep.launching.schedulers.job import Job, JobPart, laid_out, require_one_line
 from samestep.launching.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -251,6 +251,7 @@ def _first_line(text: str) -> str:
 
 def require_plain_path(what: str, path: str) -> None:
     """Refuse a path that PBS would refuse or read in another way."""
+    require_one_line(what, path)
     if odd := re.search(r"[^A-Za-z0-9_./+@%=~#-]", path):
         raise UserError(
             f"{what} {path} holds {odd[0]!r}, which PBS does not take in a path; use letters without accents, digits "
