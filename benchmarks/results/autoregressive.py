@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from samestep import Average, Batch, Bench, Fit, Recipe, Stage
+from samestep import Average, Batch, Bench, Fit, Recipe, Stage, keyed_dropout
+from samestep.core.config.bounds import Share
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.models.wide import wide
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
@@ -26,6 +27,8 @@ class AutoregressiveConfig(MdlmConfig):
 
     model: TransformerConfig = field(default_factory=lambda: TransformerConfig(causal=True))
     """The network."""
+    dropout: Share = 0.0
+    """Of what attention and feed-forward parts add to the residual stream."""
 
 
 def resolve(config: AutoregressiveConfig) -> AutoregressiveConfig:
@@ -34,13 +37,25 @@ def resolve(config: AutoregressiveConfig) -> AutoregressiveConfig:
     return replace(found, model=replace(found.model, causal=True))  # type: ignore[return-value]
 
 
+def make_network(config: AutoregressiveConfig) -> Transformer:
+    """The network of `mdlm`, causal, and with dropout where that is asked for."""
+    network = Transformer(config.model)
+    if config.dropout:
+        for block in network.transformer.blocks:
+            for layer in (block.attn_out, block.ff_out):
+                layer.dropout = nn.Dropout(config.dropout)
+                layer.register_forward_hook(lambda layer, given, found: layer.dropout(found))
+        keyed_dropout(network)
+    return network
+
+
 def build(bench: Bench) -> Fit:
     """The network, fitted to the next token."""
     config: AutoregressiveConfig = bench.config
     text = load(config.data)
     text.check_fits(config.model.vocab_size, config.model.embeddings, config.model.max_sequence_length)
     start = text.tokenizer.vocabulary.eos
-    learner = bench.learner(lambda: Transformer(config.model))
+    learner = bench.learner(lambda: make_network(config))
 
     def loss(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"nll": row_nats(network, batch["tokens"], batch["length"], start)}
@@ -78,5 +93,5 @@ recipe = Recipe(
     aliases={"data_dir": "data.path"},
     describe=describe,
     resolve=resolve,
-    networks=lambda config: {"model": lambda: Transformer(config.model)},
+    networks=lambda config: {"model": lambda: make_network(config)},
 )

@@ -36,25 +36,7 @@ from samestep.train.trained.batch_inference import network_of
 from samestep.train.trained.trained_model import open_trained
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "gpu": {
-        "layer_l": 10,
-        "t_text": 8,
-        "activation_dumper.mode": "live",
-        "activation_dumper.num_samples": 1_000_000,
-        "activation_dumper.validation_samples": 512,
-        "activation_dumper.test_samples": 2048,
-        "activation_dumper.batch_size": 512,
-        "trainable_components.decoder.base_model": "true",
-        "trainable_components.encoder.base_model": "true",
-        "batch_size": 512,
-        "global_batch_size": 512,
-        "weight_decay": 0.0,
-        "warm_start.learning_rate": 5e-4,
-        "warmup_ratio": 0.04,
-        "encoder_alone.learning_rate": 1e-4,
-        "distributed.mixed_precision": "bf16",
-        "validate_every": 100,
-    },
+    "gpu": {"distributed.mixed_precision": "bf16"},
     "small": {
         "activation_dumper.num_samples": 20_000,
         "activation_dumper.validation_samples": 512,
@@ -64,6 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "validate_every": 50,
     },
 }
+"""Beyond the preset: `small` for a model in a folder, `tiny` without one."""
 STEPS = {"gpu": (2000, 200, 1000), "small": (200, 50, 60)}
 """Of warm start, encoder alone, rewards."""
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -117,7 +100,7 @@ def train(options: argparse.Namespace, results: dict[str, Any]) -> dict[str, Pat
         common |= {"activation_dumper.validation_samples": 64, "activation_dumper.test_samples": 128}
     if smoke and not options.model:
         common["pretrain.max_steps"] = 10
-    preset = "gpt2" if options.model else "tiny"
+    preset = "small" if options.model else "tiny"
 
     def launch(name: str, own: dict[str, Any]) -> tuple[Any, Path]:
         log = out / f"{name}.log"

@@ -1,14 +1,15 @@
 """Masked diffusion against autoregression: one network, one text, many epochs, both stopped early.
 
     python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --minutes 12     # a GPU
+    python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --size cpu --minutes 80    # two cores
     python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --size small     # two cores, some minutes
     ... --smoke                                                                # a few steps of everything
 
 A few megabytes of documentation are read over and over. Masked diffusion (`samestep train mdlm`) trains all the time;
 beside it the same network, causal, predicts the next token (`autoregressive.py`): it overfits soon, and is then tried
-again with more weight decay, and with a smaller learning rate. Of each objective the weights that are best on the
-validation part are measured on the test part, once: bits per byte, for diffusion the bound with `--times` times a row;
-rows are tokens of whole documents. And samples.
+again with dropout, with more weight decay, and with a smaller learning rate. Of each objective the weights that are
+best on the validation part are measured on the test part, once: bits per byte, for diffusion the bound with `--times`
+times a row; rows are tokens of whole documents. And samples.
 """
 
 import argparse
@@ -39,6 +40,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpu": {
         "megabytes": 6.5,
         "vocabulary": 4096,
+        "row": 512,
         "settings": {
             "model.d_model": 512,
             "model.n_layers": 8,
@@ -54,9 +56,30 @@ SIZES: dict[str, dict[str, Any]] = {
         "every": {"diffusion": 100, "autoregressive": 10},
         "epochs": 2000,
     },
+    "cpu": {
+        "megabytes": 0.6,
+        "vocabulary": 2048,
+        "row": 256,
+        "settings": {
+            "model.d_model": 256,
+            "model.n_layers": 5,
+            "model.n_heads": 4,
+            "model.mlp_hidden_size": 704,
+            "model.init_std": 0.03,
+            "global_batch_size": 32,
+            "batch_size": 32,
+            "learning_rate": 1e-3,
+            "compile": False,
+            "distributed.mixed_precision": "bf16",
+        },
+        "warmup": {"diffusion": 100, "autoregressive": 30},
+        "every": {"diffusion": 140, "autoregressive": 14},
+        "epochs": 2000,
+    },
     "small": {
         "megabytes": 0.5,
         "vocabulary": 1024,
+        "row": 512,
         "settings": {
             "model.d_model": 128,
             "model.n_layers": 3,
@@ -74,12 +97,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "epochs": 400,
     },
 }
-ROW = 512
-"""Tokens."""
 CONTENDERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "diffusion": [("diffusion", {"weight_decay": 0.1, "ema_decay": 0.999})],
     "autoregressive": [
         ("autoregressive", {"weight_decay": 0.1, "ema_decay": 0.98}),
+        ("autoregressive, dropout", {"weight_decay": 0.1, "ema_decay": 0.98, "dropout": 0.2}),
         ("autoregressive, decay 1", {"weight_decay": 1.0, "ema_decay": 0.98}),
         ("autoregressive, rate 1/3", {"weight_decay": 1.0, "ema_decay": 0.98, "rate": 1 / 3}),
     ],
@@ -92,7 +114,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="gpu")
-    parser.add_argument("--megabytes", type=float, help="of text; by default 6.5, or 0.5 with --size small")
+    parser.add_argument("--megabytes", type=float, help="of text; by default as the size says")
     parser.add_argument("--minutes", type=float, default=12.0, help="for all training")
     parser.add_argument("--times", type=int, default=64, help="times at which a row of the test is measured")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
@@ -116,11 +138,11 @@ def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> tu
             total += len(record["text"].encode())
     path, data = write_records(out / "docs.jsonl", kept), out / "data"
     say(f"{len(kept):,} documents, {total:,} bytes")
-    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", ROW]
+    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", size["row"]]
     given = ["data", "prepare", path, "--out", data, "--overwrite", "true", "--test_fraction", 0.1, *tokens]
     if finish(start(given, out / "prepare.log"), out / "prepare.log"):
         sys.exit(1)
-    return data, {"documents": len(kept), "bytes": total, "vocabulary": size["vocabulary"], "row": ROW}
+    return data, {"documents": len(kept), "bytes": total, "vocabulary": size["vocabulary"], "row": size["row"]}
 
 
 def train_all(data: Path, options: argparse.Namespace, size: dict[str, Any]) -> dict[str, Path]:
@@ -164,14 +186,16 @@ def arguments(
     given["learning_rate"] *= own.get("rate", 1.0)
     given |= {
         "data.path": data,
-        "data.sequence_length": ROW,
+        "data.sequence_length": size["row"],
         "schedule": "constant",
         "model.embedding_size": size["vocabulary"] + 64,
     }
-    given |= {"model.max_sequence_length": ROW, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
+    given |= {"model.max_sequence_length": size["row"], "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
     given |= {"warmup_steps": size["warmup"][objective], "validate_every": size["every"][objective]}
     given |= {"early_stopping": 6, "best_at_end": "true"}
     given |= {"max_time": f"{int(seconds)}s", "out": run.parent, "name": run.name}
+    if "dropout" in own:
+        given |= {"dropout": own["dropout"]}
     if objective == "diffusion":
         given |= {"objective.cut_rows": 0}  # the other objective has no such steps
     if options.smoke:

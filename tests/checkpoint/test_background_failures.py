@@ -225,6 +225,8 @@ def denied(folder: Path) -> None:
     """Write permission is lost during training, and comes back."""
     world, recorder = World.join(device="cpu"), Recorder()
     if os.geteuid() == 0:  # root cannot lose the right
+        with Saver(Store(folder / "before", world)) as saver:  # what it imports, nobody may not be able to read
+            saver.finish(1, state(1), {})
         os.seteuid(NOBODY)
     store = Store(folder / "store", world)
     with Saver(store, on_end=recorder.on_end) as saver:

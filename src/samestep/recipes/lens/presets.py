@@ -93,6 +93,31 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "warmup_ratio": 0.02,
     },
+    # A language model of some hundred million parameters on one GPU, --model_name FOLDER, without training through
+    # drawn tokens: a warm start, the encoder alone, rewards. Found with SmolLM2-135M (docs/results/lens.md).
+    "small": {
+        "layer_l": 10,
+        "t_text": 8,
+        "activation_dumper": {
+            "mode": "live",
+            "seq_len": 64,
+            "dtype": "float32",
+            "num_samples": 1_000_000,
+            "validation_samples": 512,
+            "test_samples": 2048,
+            "batch_size": 512,
+        },
+        "trainable_components": {"decoder": {"base_model": True}, "encoder": {"base_model": True}},
+        "through_draws": False,
+        "global_batch_size": 512,
+        "batch_size": 512,
+        "weight_decay": 0.0,
+        "warmup_ratio": 0.04,
+        "warm_start": {"max_steps": 2000, "learning_rate": 5e-4},
+        "encoder_alone": {"max_steps": 200, "learning_rate": 1e-4},
+        "grpo": {"max_steps": 1000, "learning_rate": 1e-4, "activations": 128, "group_size": 8, "kl_weight": 0.02},
+        "validate_every": 100,
+    },
     # Milliseconds a step in float64: a dump, copies of the model, everything trained.
     "verify": {
         **_VERIFY,
