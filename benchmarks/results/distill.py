@@ -39,8 +39,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TRIALS = {"same rates": (1.0, 1.0), "its default rate": (2e-5, 2e-5)}
 """Learning rates of sentence-transformers in both phases: as samestep's, and its default."""
-CONTRASTIVE = {"rank.info_nce": 1, "rank.mse": 0, "rank.temperature": 0.05}
-"""Phase 2 without the teacher's vectors: with so many pairs better on validation than the preset's 0.2, 0.8, 0.02."""
 
 
 def main() -> None:
@@ -170,12 +168,9 @@ def by_samestep(
     given = {
         "teacher_model": options.teacher.resolve(),
         "student_model": student,
-        "use_projection": "false",
         "data.train": out / "train.jsonl",
         "data.phase1": out / "texts.jsonl",
         "data.validation": out / "validation",
-        "data.sentences": "false",
-        "teacher.max_length": 128,
         "teacher.batch_size": 512,
         "max_samples_phase1": 10**7,
         "global_batch_size": size["batch"],
@@ -184,7 +179,6 @@ def by_samestep(
         "phase2_epochs": size["epochs"][1],
         "phase1_lr": size["rates"][0],
         "phase2_lr": size["rates"][1],
-        **CONTRASTIVE,
         "max_time": f"{int(60 * options.minutes)}s",
         "out": out / "runs",
         "name": "distill",
@@ -193,7 +187,7 @@ def by_samestep(
         given |= {"distributed.mixed_precision": "bf16", "compile": "false"}
     settings = [f"{name}={value}" for name, value in given.items()]
     began = time.monotonic()
-    code = finish(start(["train", "distill", "--preset", "small", "--nproc", 1, *settings], log), log)
+    code = finish(start(["train", "distill", "--preset", "contrastive", "--nproc", 1, *settings], log), log)
     run, exported = out / "runs" / "distill", out / "by_samestep"
     curve = {
         stage: [(row["step"], row["val/ndcg@10"]) for row in metrics(run, stage, "val/ndcg@10")]

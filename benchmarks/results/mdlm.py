@@ -1,7 +1,6 @@
 """Masked diffusion against autoregression: one network, one text, many epochs, both stopped early.
 
     python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --minutes 12     # a GPU
-    python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --size cpu --minutes 80    # two cores
     python benchmarks/results/mdlm.py --docs english_docs.jsonl.xz --out OUT --size small     # two cores, some minutes
     ... --smoke                                                                # a few steps of everything
 
@@ -40,7 +39,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpu": {
         "megabytes": 6.5,
         "vocabulary": 4096,
-        "row": 512,
         "settings": {
             "model.d_model": 512,
             "model.n_layers": 8,
@@ -56,30 +54,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "every": {"diffusion": 100, "autoregressive": 10},
         "epochs": 2000,
     },
-    "cpu": {
-        "megabytes": 0.6,
-        "vocabulary": 2048,
-        "row": 256,
-        "settings": {
-            "model.d_model": 256,
-            "model.n_layers": 5,
-            "model.n_heads": 4,
-            "model.mlp_hidden_size": 704,
-            "model.init_std": 0.03,
-            "global_batch_size": 32,
-            "batch_size": 32,
-            "learning_rate": 1e-3,
-            "compile": False,
-            "distributed.mixed_precision": "bf16",
-        },
-        "warmup": {"diffusion": 100, "autoregressive": 30},
-        "every": {"diffusion": 140, "autoregressive": 14},
-        "epochs": 2000,
-    },
     "small": {
         "megabytes": 0.5,
         "vocabulary": 1024,
-        "row": 512,
         "settings": {
             "model.d_model": 128,
             "model.n_layers": 3,
@@ -97,6 +74,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "epochs": 400,
     },
 }
+ROW = 512
+"""Tokens."""
 CONTENDERS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "diffusion": [("diffusion", {"weight_decay": 0.1, "ema_decay": 0.999})],
     "autoregressive": [
@@ -114,7 +93,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="gpu")
-    parser.add_argument("--megabytes", type=float, help="of text; by default as the size says")
+    parser.add_argument("--megabytes", type=float, help="of text; by default 6.5, or 0.5 with --size small")
     parser.add_argument("--minutes", type=float, default=12.0, help="for all training")
     parser.add_argument("--times", type=int, default=64, help="times at which a row of the test is measured")
     parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
@@ -138,11 +117,11 @@ def prepare(docs: Path, out: Path, size: dict[str, Any], megabytes: float) -> tu
             total += len(record["text"].encode())
     path, data = write_records(out / "docs.jsonl", kept), out / "data"
     say(f"{len(kept):,} documents, {total:,} bytes")
-    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", size["row"]]
+    tokens = ["--tokenizer", "bpe", "--vocab_size", size["vocabulary"], "--sequence_length", ROW]
     given = ["data", "prepare", path, "--out", data, "--overwrite", "true", "--test_fraction", 0.1, *tokens]
     if finish(start(given, out / "prepare.log"), out / "prepare.log"):
         sys.exit(1)
-    return data, {"documents": len(kept), "bytes": total, "vocabulary": size["vocabulary"], "row": size["row"]}
+    return data, {"documents": len(kept), "bytes": total, "vocabulary": size["vocabulary"], "row": ROW}
 
 
 def train_all(data: Path, options: argparse.Namespace, size: dict[str, Any]) -> dict[str, Path]:
@@ -186,11 +165,11 @@ def arguments(
     given["learning_rate"] *= own.get("rate", 1.0)
     given |= {
         "data.path": data,
-        "data.sequence_length": size["row"],
+        "data.sequence_length": ROW,
         "schedule": "constant",
         "model.embedding_size": size["vocabulary"] + 64,
     }
-    given |= {"model.max_sequence_length": size["row"], "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
+    given |= {"model.max_sequence_length": ROW, "max_steps": "null", "epochs": size["epochs"], "log.samples": 0}
     given |= {"warmup_steps": size["warmup"][objective], "validate_every": size["every"][objective]}
     given |= {"early_stopping": 6, "best_at_end": "true"}
     given |= {"max_time": f"{int(seconds)}s", "out": run.parent, "name": run.name}

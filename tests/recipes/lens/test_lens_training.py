@@ -15,7 +15,6 @@ from samestep import UserError, World
 from samestep.core.config import build
 from samestep.core.json_files import read_json
 from samestep.core.rundir import RunDir
-from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.measuring import variance_of
 from samestep.recipes.lens.network import relative_error
@@ -196,12 +195,6 @@ def test_reinsertion_is_checked_before_training() -> None:
         bad: Any = SimpleNamespace(inference=lambda apart=apart: Inserting(apart))
         with pytest.raises(UserError, match="does not give the model's own logits"):
             check_reinsertion(bench, bad, held_out)
-
-
-def test_presets_can_be_composed() -> None:
-    for name, values in recipe.presets.items():
-        config = build(LensConfig, values)
-        assert stages(config)[-1].name == "eval", name
 
 
 def test_other_settings_take_over_earlier_stages(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,23 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.01,
         "warmup_ratio": 0.1,
     },
+    # Thousands of records, a student that is a published model or has a teacher's layers: --teacher_model,
+    # --student_model, --train_data. Phase 2 is contrast alone, which beat the teacher's vectors there
+    # (docs/results/distill.md).
+    "contrastive": {
+        "use_projection": False,
+        "teacher": {"max_length": 128},
+        "student": {"max_length": 128},
+        "rank": {"info_nce": 1.0, "mse": 0.0, "temperature": 0.05},
+        "global_batch_size": 256,
+        "batch_size": 256,
+        "phase1_epochs": 4,
+        "phase2_epochs": 2,
+        "phase1_lr": 5e-4,
+        "phase2_lr": 1e-4,
+        "weight_decay": 0.01,
+        "warmup_ratio": 0.1,
+    },
     # A published 7B retriever into a published student of 110M parameters: --train_data FILE. None of its values sets
     # global_batch_size: --batch_size is for each process, as users of such scripts expect.
     "retriever": {
