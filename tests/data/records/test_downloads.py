@@ -1,6 +1,7 @@
 """Datasets of the Hub that settings name: each host downloads them once, whatever the number of ranks."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,27 @@ def read_on_ranks(url: str, cache: str, each: bool) -> None:
     texts = [row.values["text"] for row in data.records(data.path).rows]
     assert texts == ["train 0", "train 1", "test 0", "test 1"]
     world.leave()
+
+
+def download_beside_a_folder(url: str, cache: str) -> None:
+    """Rank 1 has a folder of the dataset's name."""
+    from huggingface_hub import constants
+
+    world = World.join(device="cpu", timeout=30)
+    for name, value in constants_of(url, cache).items():
+        setattr(constants, name, value)
+    if world.rank == 1:
+        Path(cache, "here/org/records").mkdir(parents=True)
+        os.chdir(Path(cache, "here"))
+    download_datasets(Settings(), world)
+    assert world.gather(world.rank) == [0, 1], "no rank is a message behind"
+    world.leave()
+
+
+@pytest.mark.timeout(300)
+def test_a_folder_on_one_host_keeps_no_other_waiting(tmp_path: Path) -> None:
+    with serving({"org/records": FILES}) as server:
+        run_on_ranks(download_beside_a_folder, 2, server.url, f"{tmp_path}/cache", logs=tmp_path / "logs")
 
 
 @pytest.mark.timeout(300)

@@ -1,6 +1,7 @@
 """`samestep eval RUN_A RUN_B`: who wins, on which texts, by which judge; the same on any number of ranks."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from samestep.cli.model_verbs import ModelVerb, _name_second
 from samestep.core.errors import UserError
 from samestep.kit.language_model import ByteModel
 from samestep.launching import local
-from samestep.recipes.gan.compare import CompareOptions, _without_training
+from samestep.recipes.gan.compare import CompareOptions, _without_training, compare
 from samestep.recipes.gan.comparison_judges import (
     Answer,
     JudgeSettings,
@@ -318,6 +319,19 @@ def test_the_same_at_any_number_of_ranks(compared: Compare, runs: Path, tmp_path
     for (ranks, file), workers in zip(files.items(), started, strict=True):
         assert workers.wait(60) == [0] * ranks, workers.output(0)
         assert json.loads(file.read_text()) == alone
+
+
+def compare_other_records(args: list[str]) -> int:
+    """As where the last rank cannot read what the others leave out."""
+    if os.environ["RANK"] == "1":
+        compare.__globals__["_some"] = lambda kept, limit, seed: list(kept)[1:]
+    return main(args)
+
+
+def test_ranks_that_read_other_records_are_told(runs: Path, tmp_path: Path) -> None:
+    args = ["eval", str(runs / "a"), str(runs / "b"), "--device", "cpu"]
+    workers = local.start(compare_other_records, 2, args, logs=tmp_path / "logs")
+    assert workers.wait(60) == [2, 2] and "ranks would compare other records" in workers.output(0)
 
 
 def test_one_run_is_compared_with_people(compared: Compare) -> None:

@@ -3,6 +3,7 @@
 import time
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from samestep.parallel.loss_graphs import LossGraphs
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.dropout import KeyedDropout
 from samestep.train.learner.learner import Learner
-from samestep.train.learner.preparation import Choices
+from samestep.train.learner.preparation import Choices, Preparation, _Times
 from samestep.world.world import World
 from toys import (
     LONE,
@@ -150,6 +151,20 @@ def one_that_cannot_be_compiled_stays_as_it_is(world: World, strategy: str) -> N
     learner = trained(world, strategy, open_choices(decisions, compiler=lambda: LossCompiler(fail)))
     assert decisions.known == {"compile/model": False}
     assert learner._parallel.compiler is None
+
+
+def a_lack_of_memory_ends_a_pass_that_communicates(world: World, strategy: str) -> None:
+    """Others would wait in it; where nobody does, all go on without compiling."""
+
+    def run(*inputs: Tensor) -> Any:
+        raise torch.OutOfMemoryError("simulated")
+
+    choices = open_choices(Decisions(), compiler=lambda: LossCompiler(lambda graph, inputs: run))
+    if strategy == "fsdp" and world.size > 1:
+        with pytest.raises(torch.OutOfMemoryError, match="simulated"):
+            trained(world, strategy, choices)
+    else:
+        assert trained(world, strategy, choices)._parallel.compiler is None
 
 
 class Recording:
@@ -307,9 +322,31 @@ def one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all(world: World, 
     assert learner._parallel.compiler is None
 
 
+def ranks_whose_times_differ_do_the_same(world: World, strategy: str) -> None:
+    """The last rank finds that a compiled or recorded pass is slower, and the others that it is faster."""
+    is_last, measured = 0 < world.rank == world.size - 1, Preparation._times
+
+    def times(self: Preparation, attempt: Any) -> _Times:
+        measured(self, attempt)
+        took = 2.0 if is_last == (self._parallel.compiler is not None) else 1.0
+        return _Times(0.0 if is_last else took, took)
+
+    plain = weights_of(trained(world, strategy, Choices(), Recordable))
+    with patch.object(Preparation, "_times", times):
+        compiled = trained(world, strategy, open_choices(Decisions()), Recordable)
+        recorded = trained(
+            world, strategy, Choices(cuda_graphs=True, recorder=Replays, fix=Decisions().fix), Recordable
+        )
+    assert compiled._parallel.compiler is not None
+    assert recorded._preparation.cuda_graphs == (strategy != "fsdp")
+    for learner in (compiled, recorded):
+        close(weights_of(learner), plain, tolerance=1e-12)
+
+
 CASES: list[Case] = [
     a_network_is_recorded_where_it_says_so_and_is_not_sharded,
     one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all,
+    ranks_whose_times_differ_do_the_same,
     cuda_graphs_are_taken_where_they_are_faster,
     what_is_slow_as_cuda_graphs_is_compiled_without_them,
     what_one_process_records_several_do_not,
@@ -320,6 +357,7 @@ CASES: list[Case] = [
     a_short_run_is_not_compiled,
     what_is_slower_compiled_stays_as_it_is,
     one_that_cannot_be_compiled_stays_as_it_is,
+    a_lack_of_memory_ends_a_pass_that_communicates,
 ]
 
 test_on_ranks = on_ranks(CASES, UP_TO_2)

@@ -69,6 +69,12 @@ def test_what_does_not_fit_at_all_is_said(shell: Shell) -> None:
     assert "out of memory with a micro-batch of 1, and there is no smaller one; use a smaller model" in output
 
 
+def test_one_rank_that_does_not_know_its_memory_stops_all_from_measuring(shell: Shell) -> None:
+    args = ["train", RECIPE, "--preset", "verify", "name=a", "batch_size=auto"]
+    codes, output = shell(*args, ranks=2, env={"MOST_ROWS": "99,99", "NO_MEMORY_ON": "1"})
+    assert codes == [0, 0] and "not measured, since this system does not tell how much memory is free" in output
+
+
 def test_a_network_in_parts_is_refused(shell: Shell) -> None:
     args = ["train", RECIPE, "--preset", "verify", "name=a", "batch_size=auto", "distributed.strategy=fsdp"]
     codes, output = shell(*args, ranks=2, env={"MOST_ROWS": "9,9"})

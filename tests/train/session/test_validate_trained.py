@@ -47,6 +47,14 @@ def test_the_metrics_are_those_that_training_logged(shell: Shell, trained_on: in
     assert files() == before
 
 
+def test_a_failure_of_one_rank_is_told(shell: Shell) -> None:
+    Path("repaired").touch()
+    train(shell, str(FOLDER / "validated.py"), "mistake=on rank 1", "max_steps=8", ranks=2)
+    Path("repaired").unlink()
+    codes, output = shell("evaluate", "a", ranks=2)
+    assert codes == [2, 2] and "the validation is broken" in output and "do not do the same" not in output, output
+
+
 def test_other_settings_are_named(shell: Shell) -> None:
     train(shell, RECIPE)
     _, output = shell("evaluate", "a", "--seed", "2")

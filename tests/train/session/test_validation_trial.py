@@ -51,6 +51,11 @@ def test_on_two_ranks_the_trial_leaves_no_trace(shell: Shell) -> None:
     assert kinds[:2] == ["start", "update"] and kinds.count("validation") == 3
 
 
+def test_a_metric_that_is_another_one_on_each_rank_keeps_no_rank_waiting(shell: Shell) -> None:
+    codes, output = train(shell, "seconds on rank 1", ranks=2)
+    assert codes == [0, 0] and "filler" not in output, output
+
+
 def test_metrics_that_one_batch_does_not_have_are_tried_on_all(shell: Shell) -> None:
     codes, output = train(shell, "two classes")
     assert codes == [0], output

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class Validated(Fit):
         if self.mistake == "fillers":
             rows = sum(len(batch["x"]) for step in self.validation or () for batch in step.batches)
             metrics["val/rows"] = float(rows)
+        if self.mistake == "seconds on rank 1":
+            metrics["val/seconds"] = time.perf_counter() if os.environ.get("RANK") == "1" else 1.0
         fails = self.mistake == "later" or (self.mistake == "on rank 1" and os.environ.get("RANK") == "1")
         if fails and tick.step + 1 == 8 and not Path("repaired").exists():
             raise UserError("the validation is broken")

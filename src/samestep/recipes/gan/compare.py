@@ -136,6 +136,8 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
     judges, notes = _choose_judges(runs, options, config.rows_at_once, world)
     chosen = choose_records(runs, options.records, config.data, options.limit)
+    if any(ids != chosen.ids for ids in world.gather(chosen.ids)):
+        raise UserError("Put the data of both runs on a disk that all nodes see: ranks would compare other records.")
     prompts, ids = [record.prompt for record in chosen.records], torch.tensor([[0, number] for number in chosen.ids])
     a, *more = (complete_prompts(run, config, "gan/compare", prompts, ids, world) for run in runs)
     for run, written in zip(runs, (a, *more)):
@@ -252,7 +254,8 @@ def _choose_judges(
     if is_url(named):
         return [EndpointJudge(options.endpoint(), most or 256, options.show_prompt is not False, world)], []
     path = Path(run_path(named, "runs"))
-    if is_checkpoint(path) or ((path / "config.json").exists() and (path / "checkpoints").is_dir()):
+    is_run = is_checkpoint(path) or ((path / "config.json").exists() and (path / "checkpoints").is_dir())
+    if world.share(is_run):
         judge = _open(str(path), world, learner=JUDGE)
         if not isinstance(judge.config, GanConfig):
             raise UserError(f"Name another --judge; {named} is of recipe {judge.name!r}, which has no judge.")

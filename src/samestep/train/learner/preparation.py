@@ -25,6 +25,7 @@ from samestep.parallel.wrap import Parallel, warm_up
 from samestep.train.learner.batch_norm import has_global_batch_norm
 from samestep.train.learner.dropout import has_keyed_dropout
 from samestep.train.record.first_launch import FirstLaunch
+from samestep.world.memory import is_out_of_memory
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,8 @@ class Preparation:
         known = choices.known() if is_open else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
+        # DDP leaves the gradients of a pass that is tried as they are; sharded weights are gathered in it.
+        self._communicates = world.size > 1 and (not parallel.replicated or has_global_batch_norm(parallel.inner))
         # DDP and FSDP reduce in hooks; batch norms are computed between two compiled parts.
         self._may_record = choices.cuda_graphs and world.control is None and not has_global_batch_norm(parallel.inner)
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
@@ -210,7 +213,7 @@ class Preparation:
     def _recording_pays(self, attempt: Callable[[], None]) -> bool:
         """Whether a pass is faster when it is recorded; leaves the recorder for it."""
         plain = self._times(attempt)
-        if not self._world.share(self._is_bound_by_host(plain, attempt)):
+        if not self._is_bound_by_host(plain, attempt):
             return False
         recorder = self._parallel.compiler = self._new_recorder()
         self._try_compiling(recorder, attempt, is_optional=True)
@@ -222,7 +225,9 @@ class Preparation:
         if self._world.share(plain.times.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
         tried = [plain, *self._try_compiled(attempt, plain)]
-        self._parallel.compiler = min(tried, key=lambda each: each.times.done).compiler
+        # By the times of rank 0: a rank with a compiler of its own would compile once more, which reduces gradients.
+        fastest = self._world.share(min(range(len(tried)), key=lambda number: tried[number].times.done))
+        self._parallel.compiler = tried[fastest].compiler
         return self._parallel.compiler is not None
 
     def _try_compiled(self, attempt: Callable[[], None], plain: _Tried) -> Iterator[_Tried]:
@@ -247,8 +252,11 @@ class Preparation:
         return _Tried(compiler, self._times(attempt)) if compiler.enabled else _Tried(None, _Times(inf, inf))
 
     def _is_bound_by_host(self, took: _Times, attempt: Callable[[], None]) -> bool:
-        """Whether CUDA graphs may save time; not where a parameter gets no gradient, which would be 0."""
-        return took.started >= _LAUNCH_BOUND * took.done and self._gives_all_gradients(attempt)
+        """Whether CUDA graphs may save time; not where a parameter gets no gradient, which would be 0. By the time of
+        rank 0: looking for gradients is a pass, in which all ranks take part."""
+        if not self._world.share(took.started >= _LAUNCH_BOUND * took.done):
+            return False
+        return all(self._world.gather(self._gives_all_gradients(attempt)))
 
     def _gives_all_gradients(self, attempt: Callable[[], None]) -> bool:
         found: list[bool] = []
@@ -281,7 +289,7 @@ class Preparation:
         self, compiler: LossCompiler | LossGraphs, attempt: Callable[[], None], is_optional: bool = False
     ) -> None:
         """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
-        nobody asked for it, that goes for a lack of memory too."""
+        nobody asked for it, that goes for a lack of memory too, unless others wait for this rank inside of the pass."""
         if isinstance(compiler, LossCompiler):  # recording a graph is short
             self.before_compiling("the model")
         failure = None
@@ -289,6 +297,8 @@ class Preparation:
             warm_up(self._parallel.inner, attempt)
         except Exception as error:
             if not is_optional and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                raise
+            if self._communicates and is_out_of_memory(error):
                 raise
             failure = describe(error)
         failures = [text for text in self._world.gather(failure or compiler.failure) if text]

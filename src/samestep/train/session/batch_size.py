@@ -79,8 +79,9 @@ def _largest(ready: ReadyStage) -> tuple[int, str]:
     unmeasured = max(size for size in sizes_of(share, together) if size <= max(UNMEASURED_ROWS, together))
     world.barrier()  # each rank sees the memory that all of them have left
     memory = memory_of(world)
-    if memory is None or not all(world.gather(memory is not None)):
+    if not all(world.gather(memory is not None)):
         return unmeasured, "not measured, since this system does not tell how much memory is free"
+    assert memory is not None
     trial = SizeTrial(world, memory, share, together, sum(learner.memory_to_come for learner in bench.learners))
     _try_step(ready, trial)
     return (trial.rows, "") if trial.rows else (unmeasured, "not measured, since the first step makes no update")

@@ -83,7 +83,5 @@ def _copy_of_run(trained: Trained, world: World) -> Iterator[RunDir]:
         with world.together("opening the copy of the run"):
             if not found.is_dir():
                 raise UserError("Set TMPDIR to a folder that all nodes see: a copy of the run is made there.")
-        try:
+        with world.together("the validation"):  # before rank 0 removes it
             yield RunDir(found)
-        finally:
-            world.barrier()  # before rank 0 removes it

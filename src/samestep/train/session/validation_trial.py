@@ -57,7 +57,7 @@ def _attempt(
 def _look_for_counted_fillers(ready: ReadyStage, found: MetricValues, attempt: partial) -> None:
     """Warn of metrics that a filler row changes. One that is another every time, such as a duration, is none."""
     with_filler, failure = attempt(filler=True)
-    changed = _differing(found, with_filler)
+    changed = set(ready.bench.world.share(sorted(_differing(found, with_filler))))  # a duration differs by rank too
     if failure is None and changed:
         again, failure = attempt()
         changed -= _differing(found, again)
