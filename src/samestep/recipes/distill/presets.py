@@ -50,8 +50,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warmup_ratio": 0.1,
     },
     # Thousands of records, a student that is a published model or has a teacher's layers: --teacher_model,
-    # --student_model, --train_data. Phase 2 is contrast alone, which beat the teacher's vectors there
-    # (docs/results/distill.md).
+    # --student_model, --train_data. Phase 2 is contrast alone, which was better there, in one run, than
+    # the teacher's vectors too (benchmarks/RESULTS.md).
     "contrastive": {
         "use_projection": False,
         "teacher": {"max_length": 128},

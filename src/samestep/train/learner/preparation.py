@@ -225,7 +225,7 @@ class Preparation:
         if self._world.share(plain.times.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
         tried = [plain, *self._try_compiled(attempt, plain)]
-        # By the times of rank 0: a rank with a compiler of its own would compile once more, which reduces gradients.
+        # By the times of rank 0: a rank whose own say otherwise would compile once more while others begin to update.
         fastest = self._world.share(min(range(len(tried)), key=lambda number: tried[number].times.done))
         self._parallel.compiler = tried[fastest].compiler
         return self._parallel.compiler is not None
