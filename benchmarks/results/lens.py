@@ -50,10 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 STEPS = {"gpu": (2000, 200, 1000), "small": (200, 50, 60)}
 """Of warm start, encoder alone, rewards."""
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "gpu": {
-        "3e-5": {"learning_rate": 3e-5, "group_size": 8, "kl_weight": 0.02, "activations": 128},
-        "1e-4": {"learning_rate": 1e-4, "group_size": 8, "kl_weight": 0.02, "activations": 128},
-    },
+    "gpu": {"3e-5": {"learning_rate": 3e-5}, "1e-4": {"learning_rate": 1e-4}},
     "small": {"1e-3": {"learning_rate": 1e-3, "group_size": 4, "kl_weight": 0.02}},
 }
 CONTEXTS = (8, 4, 1)

@@ -132,8 +132,6 @@ class Preparation:
         known = choices.known() if is_open else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
-        # DDP leaves the gradients of a pass that is tried as they are; sharded weights are gathered in it.
-        self._communicates = world.size > 1 and (not parallel.replicated or has_global_batch_norm(parallel.inner))
         # DDP and FSDP reduce in hooks; batch norms are computed between two compiled parts.
         self._may_record = choices.cuda_graphs and world.control is None and not has_global_batch_norm(parallel.inner)
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
@@ -148,6 +146,13 @@ class Preparation:
     def before_compiling(self, what: str) -> None:
         """Something of the learner is going to be compiled now, which takes long."""
         self._choices.before_compiling(what)
+
+    @property
+    def _communicates(self) -> bool:
+        """Whether ranks wait for each other in a pass that is tried: DDP leaves its gradients as they are, but sharded
+        weights are gathered in it, and statistics of the global batch."""
+        inner = self._parallel.inner
+        return self._world.size > 1 and (not self._parallel.replicated or has_global_batch_norm(inner))
 
     @property
     def cuda_graphs(self) -> bool:
@@ -298,7 +303,7 @@ class Preparation:
         except Exception as error:
             if not is_optional and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                 raise
-            if self._communicates and is_out_of_memory(error):
+            if is_out_of_memory(error) and self._communicates:
                 raise
             failure = describe(error)
         failures = [text for text in self._world.gather(failure or compiler.failure) if text]
