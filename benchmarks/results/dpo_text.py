@@ -56,7 +56,7 @@ def with_samestep(args: argparse.Namespace, folder: Path) -> list[float]:
         "log.every": 1,
         "log.tensorboard": "false",
         "compile": "false",
-        "validate_every": max(1, args.steps // 4),
+        "validate_every": args.steps,
         "checkpoint.every_epochs": 0,
         "checkpoint.keep_best": 0,
         "distributed.mixed_precision": args.precision,

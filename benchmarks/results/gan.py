@@ -10,11 +10,11 @@ them from this generator's, then both learn against each other (the adversarial 
 --out has are not trained again, and `--supervised RUN` and `--judge RUN` name some of another folder. Both generators
 continue passages that neither saw. For each of them the temperature that is best on the validation part is taken: by a
 judge that trained with neither, on texts of all temperatures. Then a new judge of that kind learns texts at these two
-temperatures, and compares them on the test part, which is used once. Beside it stands a control: the supervised
-generator against itself, with other noise, whose interval must contain 0.5. Every text is written with noise of its
-own: with the same noise two generators that hardly differ write copies, and a comparison of them is one of rounding
-errors. `result.json` in the folder has everything. Further arguments are settings of the recipe
-(`objective.kl_coef=0.05`).
+temperatures, and compares them on the test part, which is used once (`--until validation`: on the validation part; a
+second call goes on from there). Beside it stands a control: the supervised generator against itself, with other noise,
+whose interval must contain 0.5. Every text is written with noise of its own: with the same noise two generators that
+hardly differ write copies, and a comparison of them is one of rounding errors. `result.json` in the folder has
+everything. Further arguments are settings of the recipe (`objective.kl_coef=0.05`).
 """
 
 import argparse
@@ -73,10 +73,10 @@ ADVERSARIAL: dict[str, Any] = {
     "objective.entropy_coef": 0.0,
     "reward": "log_odds",
     "learning_rate": 1e-5,
-    "judge_learning_rate": 2e-5,
+    "judge_learning_rate": 3e-5,
     "judge_every": 4,
-    "generator_pauses_below": 0.7,
-    "judge_pauses_above": 0.8,
+    "generator_pauses_below": 0.6,
+    "judge_pauses_above": 0.9,
     "replay.keep": 2,
     "replay.every": 40,
     "replay.share": 0.25,
@@ -117,7 +117,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(8000, 2400, 400, 1000, 150, 400, 4.0),
+    "full": Size(8000, 2400, 400, 1000, 120, 150, 2.0),
     "smoke": Size(640, 256, 64, 96, 12, 12, 1.0),
     "tiny": Size(64, 48, 16, 24, 4, 4, 0.5, prompts=8, completions=2, tokens=8),
 }
@@ -227,19 +227,20 @@ class Comparison:
             "supervised": Writer(args.supervised, "mle"),
             "adversarial": Writer(adversarial, "gan"),
         }
-        self._noise = itertools.count(100_000 * args.seed)
+        first = 100_000 * args.seed + (50_000 if "chosen" in result else 0)
+        self._noise = itertools.count(first)
         self._limit = self._writers["supervised"].limit
         player = open_language_model(str(args.out / "model"), World.single("cpu"), shape=CausalConfig())
         self._cut = lambda text: player.decode(player.encode(text)[: self._limit])
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def run(self, with_test: bool) -> None:
-        """All of it, or all but the test; what is known is in the result after each step."""
-        self._curves()
-        chosen = self._choose()
-        self._say(f"temperatures {chosen}, {self.result['ahead']:+.4f} against people on validation")
-        if with_test:
-            self._test(chosen)
+    def run(self, part: str) -> None:
+        """Both generators on a part, at the temperatures that are best on the validation part. What is known is in the
+        result after each step, and is not found again."""
+        if "chosen" not in self.result:
+            self._curves()
+            self._choose()
+        self._compare(part)
 
     def _people(self, part: str) -> Texts:
         return [(each.prompt, self._cut(each.human)) for each in self._parts[part]]
@@ -298,7 +299,7 @@ class Comparison:
         folder = self._args.out / "model"
         return {who: writer.nats(self._parts[part], folder) for who, writer in self._writers.items()}
 
-    def _choose(self) -> dict[str, float]:
+    def _choose(self) -> None:
         """The supervised generator's best temperature, and the other's best among those at which its texts vary as
         much (KEPT), or else the one that comes nearest to that."""
         curves = self.result["validation"]["curves"]
@@ -310,39 +311,43 @@ class Comparison:
 
         own = max(curves["adversarial"], key=lambda point: (-lack(point), point["win_rate"]))
         self.result["chosen"] = {"supervised": best["temperature"], "adversarial": own["temperature"]}
-        nats = self.result["validation"]["nats"]
-        self.result["ahead"] = own["win_rate"] - best["win_rate"]
-        self.result["is_eligible"] = lack(own) == 0 and nats["adversarial"] - nats["supervised"] <= KEPT["nats"]
-        return self.result["chosen"]
 
-    def _test(self, chosen: dict[str, float]) -> None:
-        """The test: a new judge, and passages that were used for nothing else."""
-        judge = self._judge([self._people("judge"), *(self._texts(who, "judge", t) for who, t in chosen.items())], 2)
-        texts = {who: self._texts(who, "test", t, SAMPLES) for who, t in chosen.items()}
-        texts["control"] = self._texts("supervised", "test", chosen["supervised"], SAMPLES)
-        people, *found = judge.scores([self._people("test"), *texts.values()])
+    def _compare(self, part: str) -> None:
+        """The win rate, by a new judge, which learned texts of both at these temperatures."""
+        chosen: dict[str, float] = self.result["chosen"]
+        number = {"validation": 2, "test": 3}[part]
+        written = [self._texts(who, "judge", temperature) for who, temperature in chosen.items()]
+        judge = self._judge([self._people("judge"), *written], number)
+        texts = {who: self._texts(who, part, t, SAMPLES) for who, t in chosen.items()}
+        texts["control"] = self._texts("supervised", part, chosen["supervised"], SAMPLES)
+        people, *found = judge.scores([self._people(part), *texts.values()])
         scores = {who: own.reshape(-1, SAMPLES) for who, own in zip(texts, found, strict=True)}
         wins, control = (win_shares(scores[who], scores["supervised"]) for who in ("adversarial", "control"))
-        documents = [each.document for each in self._parts["test"]]
-        self.result["test"] = {
+        passages = self._parts[part]
+        self.result[part] = self.result.get(part, {}) | {
             "prompts": len(wins),
             "win_rate": bootstrap(wins),
             "control": bootstrap(control),
-            "by_prompt": {"documents": documents, "win_rate": wins.tolist(), "control": control.tolist()},
+            "by_prompt": {
+                "documents": [each.document for each in passages],
+                "win_rate": wins.tolist(),
+                "control": control.tolist(),
+            },
             "against_people": {who: bootstrap(win_shares(own, people[:, None])) for who, own in scores.items()},
             "variety": {who: self._variety(own[::SAMPLES]) for who, own in texts.items()}
-            | {"people": self._variety(self._people("test"))},
-            "nats": self._nats("test"),
+            | {"people": self._variety(self._people(part))},
+            "nats": self._nats(part),
         }
         self.result["samples"] = [
             {
                 "prompt": each.prompt,
                 "people": self._cut(each.human),
-                **{who: own[2 * i][1] for who, own in texts.items()},
+                **{who: own[SAMPLES * i][1] for who, own in texts.items()},
             }
-            for i, each in enumerate(self._parts["test"][:6])
+            for i, each in enumerate(passages[:6])
         ]
-        self._say("win rate {win_rate}, supervised against itself {control}".format(**self.result["test"]))
+        told = "{part}: win rate {win_rate}, supervised against itself {control}"
+        self._say(told.format(part=part, **self.result[part]))
 
     def _say(self, text: str) -> None:
         self.result["seconds"] = time.time() - self.result["began"]
@@ -362,7 +367,7 @@ def main() -> None:
     parser.add_argument("--supervised", type=Path, help="a run of another folder, not to be trained here")
     parser.add_argument("--judge", type=Path, help="likewise")
     parser.add_argument("--steps", type=int, help="of the adversarial run")
-    parser.add_argument("--until", choices=["judge", "validation", "test"], default="test", help="a trial ends sooner")
+    parser.add_argument("--until", choices=["judge", "validation", "test"], default="test", help="where to stop")
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     from continuations import CONTINUATIONS
@@ -373,16 +378,18 @@ def main() -> None:
     parts = read_parts(args.passages, CONTINUATIONS, size, args.seed)
     rows = [{name: each.row[name] for name in CONTINUATIONS.columns} for each in parts["train"]]
     write_records(args.out / "train.jsonl", rows)
-    result: dict[str, Any] = {"began": began, "seed": args.seed, "tokens": size.tokens, "settings": args.settings}
-    result["parts"] = {name: len(passages) for name, passages in parts.items()}
+    result = {"began": began, "seed": args.seed, "tokens": size.tokens, "settings": args.settings}
+    result |= {"parts": {name: len(passages) for name, passages in parts.items()}}
     args.supervised = args.supervised or train(args, size, began, "supervised")
     args.judge = args.judge or train(args, size, began, "judge")
     if args.until == "judge":
         return
     adversarial = train(args, size, began, "adversarial")
     result["training"] = metrics(adversarial, "gan", "judge_accuracy")
-    Comparison(args, adversarial, parts, result).run(with_test=args.until == "test")
-    (args.out / "done").touch()
+    if (args.out / "validation.done").exists():
+        result = {**json.loads((args.out / "result.json").read_text()), "began": began}
+    Comparison(args, adversarial, parts, result).run(args.until)
+    (args.out / f"{args.until}.done").touch()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python benchmarks/results/gan_seeds.py --passages passages.jsonl.gz --model SmolLM2-135M-Instruct --out gan
 
-All seeds train a supervised generator and a judge, at the same time. The first of them then tries the adversarial run
-with each of TRIALS for a few steps, up to the validation part. With the settings that come out best there, all seeds
-train their adversarial generator with what is left of --minutes, and compare it with the supervised one on the test
-part. `result.json` in the folder has the trials, the seeds, and the win rate of all seeds: prompts are drawn again,
-with the texts of all seeds. A call after one that was cut off goes on from the runs that are there.
+All seeds train a supervised generator and a judge, at the same time; then an adversarial generator with each of TRIALS,
+which is compared with the supervised one on the validation part. What comes out best there, over all seeds, is compared
+on the test part. `result.json` in the folder has the trials, the seeds, and the win rates of all seeds: prompts are
+drawn again, with the texts of all seeds. A call after one that was cut off, or that ended before the test (`--until
+validation`), goes on from what is there.
 """
 
 import argparse
@@ -25,94 +25,96 @@ from independent_judge import bootstrap
 from runs import say, write_results
 
 HERE = Path(__file__).resolve().parent
-TRIALS = {f"rate-{rate}": [f"learning_rate={rate}"] for rate in ("5e-6", "1e-5", "2e-5")}
+Results = list[dict[str, Any]]
+"""Of all seeds."""
+TRIALS = {f"rate {rate}": [f"learning_rate={rate}", "objective.kl_coef=0.1"] for rate in ("1e-5", "2e-5")}
 
 
-def gan(options: argparse.Namespace, out: Path, seed: int, *arguments: Any) -> subprocess.Popen[bytes]:
-    """gan.py as a process, whose output goes to a file beside its folder."""
-    given = ["--passages", options.passages, "--model", options.model, "--size", options.size]
-    command = [sys.executable, HERE / "gan.py", *given, "--out", out, "--seed", seed, *arguments]
-    with out.with_suffix(".log").open("ab") as file:
-        return subprocess.Popen([str(part) for part in command], stdout=file, stderr=subprocess.STDOUT)
+class Seeds:
+    """gan.py as processes, one for each seed and trial."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._began = options, time.time()
+
+    @property
+    def minutes(self) -> float:
+        """That have passed."""
+        return (time.time() - self._began) / 60
+
+    def begin(self) -> None:
+        """The supervised generators and judges."""
+        given = ["--until", "judge", "--minutes", self._left() / 2]
+        self._wait([self._gan(self._folder(seed), seed, *given) for seed in self._options.seeds])
+
+    def compare(self, trials: Mapping[str, Sequence[str]], part: str) -> dict[str, Results]:
+        """The adversarial generators of some trials on a part, by trial, where all seeds came that far."""
+        processes = []
+        for name, settings in trials.items():
+            for seed in self._options.seeds:
+                begun, out = self._folder(seed), self._folder(seed, name)
+                given = ["--supervised", begun / "supervised", "--judge", begun / "judge", "--until", part]
+                given += ["--steps", self._options.steps] if self._options.steps else []
+                if not (out / f"{part}.done").exists():
+                    processes.append(self._gan(out, seed, *given, "--minutes", self._left(), *settings))
+        self._wait(processes)
+        found: dict[str, Results] = {}
+        for name in trials:
+            outs = [self._folder(seed, name) for seed in self._options.seeds]
+            if all((out / f"{part}.done").exists() for out in outs):
+                found[name] = [json.loads((out / "result.json").read_text()) for out in outs]
+        if not found:
+            sys.exit(f"no trial came to the {part} part; see the logs in {self._options.out}")
+        return found
+
+    def _left(self) -> float:
+        return float(self._options.minutes - self.minutes)
+
+    def _folder(self, seed: int, trial: str = "") -> Path:
+        return Path(self._options.out, f"seed {seed} {trial}".strip().replace(" ", "-"))
+
+    def _gan(self, out: Path, seed: int, *arguments: Any) -> subprocess.Popen[bytes]:
+        """gan.py, whose output goes to a file beside its folder."""
+        options = self._options
+        given = ["--passages", options.passages, "--model", options.model, "--size", options.size]
+        command = [sys.executable, HERE / "gan.py", *given, "--out", out, "--seed", seed, *arguments]
+        with Path(f"{out}.log").open("ab") as file:
+            return subprocess.Popen([str(part) for part in command], stdout=file, stderr=subprocess.STDOUT)
+
+    def _wait(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            if code := process.wait():
+                say(f"a process ended with {code}; see the logs in {self._options.out}")
 
 
-def wait(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Until all have ended; says which have failed."""
-    for name, process in processes.items():
-        if code := process.wait():
-            say(f"{name} ended with {code}; see its log")
-
-
-def left(options: argparse.Namespace) -> float:
-    """Minutes."""
-    return float(options.minutes - (time.time() - options.began) / 60)
-
-
-def folder(options: argparse.Namespace, seed: int) -> Path:
-    return Path(options.out, f"seed-{seed}")
-
-
-def begin(options: argparse.Namespace) -> None:
-    """The supervised generators and judges of all seeds."""
-    given = ["--until", "judge", "--minutes", left(options) / 2]
-    wait({f"seed {seed}": gan(options, folder(options, seed), seed, *given) for seed in options.seeds})
-
-
-def try_all(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the validation part says of each trial."""
-    seed, processes = options.seeds[0], {}
-    begun = ["--supervised", folder(options, seed) / "supervised", "--judge", folder(options, seed) / "judge"]
-    given = [*begun, "--steps", options.trial_steps, "--until", "validation", "--minutes", left(options) / 2]
-    for name, settings in TRIALS.items():
-        out = Path(options.out, name)
-        if not (out / "done").exists():
-            processes[name] = gan(options, out, seed, *given, *settings)
-    wait(processes)
-    found = {}
-    for name, settings in TRIALS.items():
-        out = Path(options.out, name)
-        if (out / "done").exists():
-            result = json.loads((out / "result.json").read_text())
-            found[name] = {"settings": settings} | {key: result[key] for key in ("ahead", "is_eligible", "chosen")}
-            found[name] |= {"nats": result["validation"]["nats"], "training": result["training"]}
-            say(f"{name}: {result['ahead']:+.4f} on validation, eligible: {result['is_eligible']}")
+def pooled(results: Results, part: str) -> dict[str, Any]:
+    """Of all seeds. Those have the same prompts in the test, which are drawn again; whole documents too."""
+    parts = [result[part] for result in results]
+    found: dict[str, Any] = {"kept": kept(parts)}
+    if part == "test":
+        documents = parts[0]["by_prompt"]["documents"]
+        found["documents"] = len(set(documents))
+        for name in ("win_rate", "control"):
+            found[f"{name}_by_document"] = bootstrap(np.array([one["by_prompt"][name] for one in parts]), documents)
+    for name in ("win_rate", "control"):
+        wins = [np.array(one["by_prompt"][name]) for one in parts]
+        found[name] = bootstrap(np.array(wins) if part == "test" else np.concatenate(wins))
     return found
 
 
-def best(trials: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one that is furthest ahead of those that keep variety and likelihood, or of all if none does."""
-    return max(trials, key=lambda name: (trials[name]["is_eligible"], trials[name]["ahead"]))
-
-
-def compare(options: argparse.Namespace, settings: Sequence[str]) -> list[dict[str, Any]]:
-    """The results of all seeds."""
-    seeds = [seed for seed in options.seeds if not (folder(options, seed) / "done").exists()]
-    given = ["--minutes", left(options), *settings]
-    processes = {f"seed {seed}": gan(options, folder(options, seed), seed, *given) for seed in seeds}
-    wait(processes)
-    done = [folder(options, seed) for seed in options.seeds if (folder(options, seed) / "done").exists()]
-    return [json.loads((out / "result.json").read_text()) for out in done]
-
-
-def pooled(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all seeds: they have the same prompts, so those are drawn again; whole documents too."""
-    parts = [result["test"]["by_prompt"] for result in results]
-    documents, found = parts[0]["documents"], {"documents": len(set(parts[0]["documents"]))}
-    for name in ("win_rate", "control"):
-        wins = np.array([part[name] for part in parts])
-        found |= {name: bootstrap(wins), f"{name}_by_document": bootstrap(wins, documents)}
-    return {**found, "kept": kept([result["test"] for result in results])}
-
-
-def kept(tests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def kept(parts: Results) -> dict[str, Any]:
     """Means over seeds of the adversarial generator: variety as a share of the supervised one's, and nats more."""
-    own, other = ([test["variety"][who] for test in tests] for who in ("adversarial", "supervised"))
+    own, other = ([one["variety"][who] for one in parts] for who in ("adversarial", "supervised"))
     distinct, bleu = (
         fmean(row[name] for row in own) / fmean(row[name] for row in other) for name in ("distinct_2", "self_bleu")
     )
-    nats = fmean(test["nats"]["adversarial"] - test["nats"]["supervised"] for test in tests)
+    nats = fmean(one["nats"]["adversarial"] - one["nats"]["supervised"] for one in parts)
     is_kept = max(1 - distinct, bleu - 1) <= KEPT["variety"] and nats <= KEPT["nats"]
     return {"distinct_2": distinct, "self_bleu": bleu, "nats": nats, "is_kept": is_kept, "wanted": KEPT}
+
+
+def best(trials: Mapping[str, Mapping[str, Any]]) -> str:
+    """The one that wins most often of those that keep variety and likelihood, or of all if none does."""
+    return max(trials, key=lambda name: (trials[name]["kept"]["is_kept"], trials[name]["win_rate"][0]))
 
 
 def main() -> None:
@@ -121,27 +123,28 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=24)
-    parser.add_argument("--trial-steps", type=int, default=40)
+    parser.add_argument("--trials", nargs="+", choices=TRIALS, default=list(TRIALS))
+    parser.add_argument("--minutes", type=float, default=20, help="for all of it")
+    parser.add_argument("--steps", type=int, help="of the adversarial runs, at most")
     parser.add_argument("--size", choices=SIZES, default="full")
+    parser.add_argument("--until", choices=["validation", "test"], default="test", help="where to stop")
     options = parser.parse_args()
-    options.began, options.out = time.time(), options.out.resolve()
+    options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    begin(options)
-    trials = try_all(options)
-    if not trials:
-        sys.exit(f"no trial reached the validation part; see the logs in {options.out}")
-    chosen = best(trials)
-    say(f"chosen: {chosen}")
-    found = {"trials": trials, "chosen": chosen}
+    seeds = Seeds(options)
+    seeds.begin()
+    trials = {}
+    for name, results in seeds.compare({name: TRIALS[name] for name in options.trials}, "validation").items():
+        trials[name] = pooled(results, "validation") | {"settings": TRIALS[name], "training": results[0]["training"]}
+        trials[name]["chosen"] = [result["chosen"] for result in results]
+        say(f"{name}: {trials[name]['win_rate']} on validation, kept: {trials[name]['kept']}")
+    found: dict[str, Any] = {"trials": trials, "chosen": best(trials)}
     write_results(options.out / "result.json", found)
-    results = compare(options, trials[chosen]["settings"])
-    if not results:
-        sys.exit(f"no seed reached the test part; see the logs in {options.out}")
-    minutes = (time.time() - options.began) / 60
-    found |= {"pooled": pooled(results), "seeds": results, "minutes": round(minutes, 1)}
-    write_results(options.out / "result.json", found)
-    say("win rate {win_rate}, supervised against itself {control}".format(**found["pooled"]))
+    if options.until == "test":
+        (results,) = seeds.compare({found["chosen"]: TRIALS[found["chosen"]]}, "test").values()
+        found |= {"pooled": pooled(results, "test"), "seeds": results, "minutes": round(seeds.minutes, 1)}
+        write_results(options.out / "result.json", found)
+        say("win rate {win_rate}, supervised against itself {control}, kept: {kept}".format(**found["pooled"]))
 
 
 if __name__ == "__main__":

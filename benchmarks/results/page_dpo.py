@@ -13,8 +13,8 @@ NAMES = {"samestep": "samestep", "trl": "TRL"}
 def dpo(results: dict[str, Any]) -> str:
     seeds, pooled = results["seeds"], results["pooled"]
     found, pairs = seeds[0], seeds[0]["pairs"]
-    before, after = found["before"], pooled["samestep"]
-    distinct = fmean(seed["samestep"]["distinct_2"] for seed in seeds)
+    before, after = pooled["before"], pooled["samestep"]
+    old, new = (fmean(seed[who]["distinct_2"] for seed in seeds) for who in ("before", "samestep"))
     return f"""# dpo: short sentences, learned from pairs of real text
 
 **Asked:** does SmolLM2-135M-Instruct learn a preference that is stated as a rule, from pairs of real text, and does it
@@ -24,7 +24,7 @@ then write so?
 **{with_interval(after["accuracy"])}**, where always the shorter text would be right in
 {found["shorter_is_chosen"]:.3f}; and what it writes for prompts that were not trained on has
 **{after["words_a_sentence"][0]:.1f} words a sentence** instead of {before["words_a_sentence"][0]:.1f}. This costs
-variety: distinct-2 falls from {before["distinct_2"]:.3f} to {distinct:.3f}. {_beside_trl(results)}
+variety: distinct-2 falls from {old:.3f} to {new:.3f}. {_beside_trl(results)}
 
 {table(("", "before", *(NAMES[name] for name in pooled if name in NAMES)), _rows(results))}
 ## Data and measure
@@ -37,9 +37,11 @@ it is counted in the texts. {found["steps"]} steps of {found["batch"]} pairs, le
 {found["precision"]}; {_seeds(seeds)}.
 
 {about(results)}
+{results.get("note", "")}
+
 {proteins(results.get("proteins", {}))}
 ## What is missing
-Texts: {_missing(results)}a weaker push (fewer steps, a larger beta) for less loss of variety.
+Texts: a weaker push (fewer steps, a larger beta) for less loss of variety.
 
 Proteins: whether a sequence that has gained folds, or is more soluble, was not measured: nothing here predicts
 structures. The rule native makes the native sequences themselves less likely, as DPO does when it only widens the
@@ -55,35 +57,35 @@ def row_of_dpo(results: dict[str, Any]) -> tuple[str, ...]:
         f"**{with_interval(results['pooled']['samestep']['accuracy'])}**",
         f"{results['seeds'][0]['shorter_is_chosen']:.3f}",
     )
-    reached = "yes" if "trl" in results["pooled"] else f"in part: TRL by losses alone, {_seeds(results['seeds'])}"
+    reached = "yes" if "trl" in results["pooled"] else "not beside TRL"
     return ("[dpo](results/dpo.md)", *values, reached, f"{results['minutes']:.0f}")
 
 
 def asked_of_dpo(results: dict[str, Any]) -> str:
     trl = results["pooled"].get("trl")
-    beside = f"TRL has {with_interval(trl['accuracy'])}" if trl else "In float32 its losses are TRL's, step for step"
+    beside = f"TRL has {with_interval(trl['accuracy'])}" if trl else "TRL did not train beside it"
     return f"""- **dpo** (`benchmarks/results/dpo_text.py`): does a model learn a stated rule from pairs of real text?
   Accuracy on held-out pairs; the baseline is always to prefer the shorter text. {beside}."""
 
 
 def _rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     seeds, pooled = results["seeds"], results["pooled"]
-    trainers, before = [name for name in NAMES if name in pooled], seeds[0]["before"]
+    trainers = [name for name in NAMES if name in pooled]
     rows = [
         ("held-out accuracy", "0.5", *(with_interval(pooled[name]["accuracy"]) for name in trainers)),
         ("by seed", "", *(", ".join(f"{seed[name]['accuracy'][0]:.3f}" for seed in seeds) for name in trainers)),
     ]
-    words = (before["words_a_sentence"], *(pooled[name]["words_a_sentence"] for name in trainers))
+    words = (pooled[name]["words_a_sentence"] for name in ("before", *trainers))
     rows.append(("words a sentence", *(between(value[0], value[1:], 1) for value in words)))
     for name, key in (
         ("distinct-2", "distinct_2"),
         ("Self-BLEU", "self_bleu"),
         ("nats a token by the model before", "nats_of_its_texts"),
     ):
-        after = (fmean(seed[trainer][key] for seed in seeds) for trainer in trainers)
-        rows.append((name, f"{before[key]:.3f}", *(f"{value:.3f}" for value in after)))
+        values = (fmean(seed[who][key] for seed in seeds) for who in ("before", *trainers))
+        rows.append((name, *(f"{value:.3f}" for value in values)))
     seconds = (fmean(seed[trainer]["seconds"] for seed in seeds) for trainer in trainers)
-    return [*rows, ("seconds of training", "", *(f"{value:.0f}" for value in seconds))]
+    return [*rows, ("seconds", "", *(f"{value:.0f}" for value in seconds))]
 
 
 def _beside_trl(results: dict[str, Any]) -> str:
@@ -93,15 +95,6 @@ def _beside_trl(results: dict[str, Any]) -> str:
     return f"""TRL with the same pairs in the same order has {with_interval(pooled["trl"]["accuracy"])}, samestep less
 TRL on the same pairs {with_interval(pooled["accuracy_less_trl"])}; losses of a step differ by
 {pooled["loss_apart"]:.4f} at most."""
-
-
-def _missing(results: dict[str, Any]) -> str:
-    if "trl" in results["pooled"]:
-        return ""
-    return """these prompts ended in two line breaks; they end in one since then, as TRL splits such texts alike. One
-seed is measured on the test part. In float32, with this model and these pairs, the losses of 20 steps are TRL's to
-2.4e-06 ([RESULTS.md](../../benchmarks/RESULTS.md)); **TRL's accuracy after the same 250 steps was not measured**. Next:
-`--trainers samestep trl`, three seeds, and """
 
 
 def _seeds(seeds: Sequence[Any]) -> str:

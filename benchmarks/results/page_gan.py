@@ -31,10 +31,10 @@ All seeds, drawn by document ({pooled["documents"]:,}) instead of by prompt:
 **Kept:** {_kept(pooled["kept"])}.
 
 ## Which settings
-One seed tried each for a few steps, and the validation part chose: how much more often a text wins against people's
-than the supervised generator's best, among settings that keep variety and likelihood, if any do.
+All seeds trained with each, and the validation part chose: the win rate against the supervised generator, of those that
+keep variety and likelihood there, if any do.
 
-{table(("", "ahead", "kept", "temperature", "KL", "entropy", "judge's accuracy"), _trials(results))}
+{table(("", "win rate on validation", "kept", "temperatures", "KL", "entropy", "judge's accuracy"), _trials(results))}
 **Training** of what was chosen, by seed:
 
 {table(("seed", "steps", "KL", "entropy", "judge's accuracy", "judge saturated"), _training(seeds))}
@@ -44,7 +44,7 @@ Passages of Debian's English manuals; a prompt is the title of a page and the be
 that measure, {parts["validation"]:,} for validation, {parts["test"]:,} for the test, whole pages in one part. The
 judge that measures is the first half of SmolLM2's layers and one output; it learns people's texts against an equal mix
 of both generators' texts for prompts that neither saw, gives each text one number, and so knows no order of two. For
-the curves of validation another one learned texts of all temperatures; for the test a new one learned those that were
+the curves of validation another one learned texts of all temperatures; for win rates a new one learned those that were
 chosen. Each generator writes two texts a prompt, each with noise of its own. Intervals draw prompts again, with the
 texts of all seeds. Variety is of one text a prompt. Nats are what a token of people's texts costs.
 
@@ -120,8 +120,9 @@ def _trials(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for name, trial in results["trials"].items():
         last = trial["training"][-1]
         shown = f"**{name}**" if name == results["chosen"] else name
-        kept = "yes" if trial["is_eligible"] else "no"
-        rows.append((shown, f"{trial['ahead']:+.3f}", kept, f"{trial['chosen']['adversarial']:g}", *_state(last)))
+        kept = "yes" if trial["kept"]["is_kept"] else "no"
+        at = ", ".join(f"{chosen['adversarial']:g}" for chosen in trial["chosen"])
+        rows.append((shown, with_interval(trial["win_rate"]), kept, at, *_state(last)))
     return rows
 
 

@@ -89,7 +89,7 @@ def distill(results: dict[str, Any]) -> str:
 def mdlm(results: dict[str, Any]) -> str:
     """Bits per byte of validation against epochs."""
     figure, axis = plt.subplots(figsize=(7, 3.2))
-    greys = iter(("#5c5c5c", "#8c8c8c", "#bdbdbd"))
+    greys = iter(("#4c4c4c", "#757575", "#9e9e9e", "#c7c7c7"))
     for name, curve in results["runs"].items():
         colour = OURS if name == "diffusion" else next(greys)
         axis.plot([row[1] for row in curve], [row[2] for row in curve], color=colour, label=name)

@@ -20,6 +20,7 @@ BY_HAND = ("minutes", "by_log", "note")
 TRAINING = ("step", "judge_accuracy", "judge_saturated", "generator/kl", "generator/entropy")
 """Of gan's training."""
 TRAINERS = ("samestep", "trl")
+"""Of dpo."""
 ABOUT = ("date", "device", "torch", "command")
 DIGITS = 5
 """Significant digits that are kept."""
@@ -74,7 +75,8 @@ def of_gan(result: dict[str, Any]) -> dict[str, Any]:
     for seed in result["seeds"]:
         for name in (*ABOUT, "began"):
             del seed[name]
-        del seed["test"]["by_prompt"]
+        for part in ("validation", "test"):
+            del seed[part]["by_prompt"]
     for trained in (*result["seeds"], *result["trials"].values()):
         rows = trained["training"]
         trained["training"] = [{name: row[name] for name in TRAINING if name in row} for row in (rows[0], rows[-1])]
@@ -84,13 +86,13 @@ def of_gan(result: dict[str, Any]) -> dict[str, Any]:
 def of_dpo(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The seeds without what no page shows, and what holds of all of them: pairs and prompts are drawn again."""
     pooled: dict[str, Any] = {}
-    for trainer in TRAINERS:
-        if all(trainer in result for result in results):
-            pooled[trainer] = {
-                name: bootstrap(np.array([result[trainer]["by_row"][name] for result in results]))
+    for who in ("before", *TRAINERS):
+        if all(who in result for result in results):
+            pooled[who] = {
+                name: bootstrap(np.array([result[who]["by_row"][name] for result in results]))
                 for name in ("accuracy", "words_a_sentence")
             }
-    if len(pooled) == len(TRAINERS):
+    if pooled.keys() >= set(TRAINERS):
         own, other = (np.array([result[trainer]["by_row"]["accuracy"] for result in results]) for trainer in TRAINERS)
         pooled["accuracy_less_trl"] = bootstrap(own - other)
         losses = (np.array([result[trainer]["losses"] for result in results]) for trainer in TRAINERS)
