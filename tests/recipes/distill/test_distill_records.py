@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from samestep import UserError
-from samestep.recipes.distill.data import IndexedRecord, TextTable
+from samestep.recipes.distill.config import DataConfig, DistillConfig
+from samestep.recipes.distill.data import IndexedRecord, TextTable, load_data
 from samestep.recipes.distill.records import Record, read_records, read_records_or_texts
 
 
@@ -193,6 +194,18 @@ def test_folders_as_beir_has_them(tmp_path: Path) -> None:
     assert read_records(str(beir(tmp_path / "one", test="q2\td2\t1\n"))) == [Record("q2", "T p2")]
     with pytest.raises(UserError, match=r"such as .*dev\.tsv, .*test\.tsv; it has none called train"):
         read_records(str(beir(tmp_path / "other", test="q2\td2\t1\n", dev="q2\td2\t1\n")))
+
+
+def test_queries_of_a_validation_set_are_not_trained_on(tmp_path: Path) -> None:
+    """Though its passages may be."""
+    path = jsonl(tmp_path / "records.jsonl", *({"query": f"q{n}", "passage": f"T p{n}"} for n in range(3)))
+    held_out = beir(tmp_path / "held-out", test="q1\td1\t1\n")
+    data = load_data(DistillConfig(data=DataConfig(train=path, validation=str(held_out))))
+    assert data.table.queries == ["q0", "q2"] and data.held_out.queries == ["q1"]
+    assert "T p1" in data.held_out.passages
+    only = jsonl(tmp_path / "only.jsonl", {"query": "q1", "passage": "T p1"})
+    with pytest.raises(UserError, match=r"data\.train other queries than data\.validation"):
+        load_data(DistillConfig(data=DataConfig(train=[path, only], validation=str(held_out))))
 
 
 def test_a_title_is_used_and_not_named_as_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

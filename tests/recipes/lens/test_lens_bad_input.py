@@ -18,9 +18,9 @@ def refused(settings: list[str], capfd: pytest.CaptureFixture[str], folder: Path
 
 
 CASES = {
-    "layer_l=2": "Set layer_l from 0 to 1: the model has 2 layers; it is 2.",
+    "layer_l=2": "Name a model_name, or set layer_l from 0 to 1: the built-in one has 2 layers; it is 2.",
     "layer_l=-1": "layer_l must be a whole number of at least 0",
-    "trainable_components.encoder.layer=7": "Set trainable_components.encoder.layer from 0 to 1",
+    "trainable_components.encoder.layer=7": "or set trainable_components.encoder.layer from 0 to 1",
     "t_text=0": "t_text must be a whole number of at least 1",
     "decoder_prompt=explain this": "Write <embed> once in decoder_prompt",
     "mse_weight=-1": "mse_weight must be a number of at least 0",

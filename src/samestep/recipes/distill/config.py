@@ -30,7 +30,8 @@ class DataConfig(RecordsConfig):
     title); or several of these with weights, as [a.jsonl:3, texts.csv:1]. Queries that are kept for validation or the
     test are left out, and so are single texts that are kept. null: the texts of train."""
     validation: str | None = None
-    """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
+    """A folder in BEIR's format to validate on, whose queries are then left out of train; null: a part of the records,
+    or of the documentation."""
     validation_fraction: PartialShare = 0.05
     """That part of the queries, rounded up, chosen by the seed."""
     validation_queries: Count = 500

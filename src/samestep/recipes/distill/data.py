@@ -204,7 +204,10 @@ def load_data(config: DistillConfig) -> DistillData:
     else:
         records, own_set = python_docs()
         read, weights, name = [_spread(records, data.limit)], [1.0], BUILT_IN_TEXT
-    held_out = read_beir(*(find_beir(data.validation, "test") or [data.validation])) if data.validation else None
+    held_out: RetrievalSet | None = None
+    if data.validation:
+        held_out = read_beir(*(find_beir(data.validation, "test") or [data.validation]))
+        read = _of_other_queries(read, held_out)
     test: RetrievalSet | None = None
     if data.named:
         share = data.validation_fraction if held_out is None else 0.0
@@ -232,6 +235,15 @@ def load_data(config: DistillConfig) -> DistillData:
     return DistillData(
         name, table, sources, weights, held_out, origins, sentences, test, data.sentences, first, first_weights
     )
+
+
+def _of_other_queries(read: Sequence[Sequence[Record]], kept: RetrievalSet) -> list[list[Record]]:
+    """What may be trained on beside a validation set that is not made of these records."""
+    queries = set(kept.queries)
+    found = [[record for record in records if record.query not in queries] for records in read]
+    if not all(found):
+        raise UserError("Give every file of data.train other queries than data.validation; one has only those.")
+    return found
 
 
 def _phase_1_records(config: DistillConfig, path: str) -> list[list[Text]]:

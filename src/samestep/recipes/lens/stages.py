@@ -94,10 +94,11 @@ def _check_lengths(config: LensConfig, model: LanguageModel) -> None:
 
 def _check_layers(config: LensConfig, model: LanguageModel) -> None:
     named = {"layer_l": config.layer_l, "trainable_components.encoder.layer": config.trainable_components.encoder.layer}
+    which, or_set = ("the model", "Set") if config.model_name else ("the built-in one", "Name a model_name, or set")
     for name, layer in named.items():
         if layer is not None and not 0 <= layer < model.layers:
             raise UserError(
-                f"Set {name} from 0 to {model.layers - 1}: the model has {model.layers} layers; it is {layer}."
+                f"{or_set} {name} from 0 to {model.layers - 1}: {which} has {model.layers} layers; it is {layer}."
             )
 
 
