@@ -69,8 +69,8 @@ ADVERSARIAL: dict[str, Any] = {
     "writing.rows_at_once": 256,
     "judging.max_prompt_tokens": 48,
     "objective.kind": "grpo",
-    "objective.kl_coef": 0.03,
-    "objective.entropy_coef": 0.0,
+    "objective.kl_coef": 0.1,
+    "objective.entropy_coef": 0.02,
     "reward": "log_odds",
     "learning_rate": 1e-5,
     "judge_learning_rate": 3e-5,
@@ -117,7 +117,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(8000, 2400, 400, 1000, 120, 150, 2.0),
+    "full": Size(8000, 2400, 400, 1000, 120, 40, 2.0),
     "smoke": Size(640, 256, 64, 96, 12, 12, 1.0),
     "tiny": Size(64, 48, 16, 24, 4, 4, 0.5, prompts=8, completions=2, tokens=8),
 }
@@ -158,7 +158,8 @@ def train(args: argparse.Namespace, size: Size, began: float, name: str) -> Path
     left = 60 * (args.minutes - size.reserve) - (time.time() - began)
     settings = {**RUNS[name], "writing.max_new_tokens": size.tokens}
     rows = {"supervised": 2 * size.prompts, "judge": size.prompts // 2, "adversarial": size.prompts}[name]
-    settings |= {"global_batch_size": rows, "batch_size": rows}
+    at_once = rows // 2 if name == "adversarial" else rows  # three seeds share a card
+    settings |= {"global_batch_size": rows, "batch_size": at_once}
     if name != "supervised":
         settings |= {"judging.max_tokens": size.tokens, "generator.init_from": args.supervised}
     if name == "judge":

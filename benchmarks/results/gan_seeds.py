@@ -2,7 +2,7 @@
 
     python benchmarks/results/gan_seeds.py --passages passages.jsonl.gz --model SmolLM2-135M-Instruct --out gan
 
-All seeds train a supervised generator and a judge, at the same time; then an adversarial generator with each of TRIALS,
+All seeds, at the same time, train a supervised generator and a judge; then for each of TRIALS an adversarial generator,
 which is compared with the supervised one on the validation part. What comes out best there, over all seeds, is compared
 on the test part. `result.json` in the folder has the trials, the seeds, and the win rates of all seeds: prompts are
 drawn again, with the texts of all seeds. A call after one that was cut off, or that ended before the test (`--until
@@ -27,7 +27,8 @@ from runs import say, write_results
 HERE = Path(__file__).resolve().parent
 Results = list[dict[str, Any]]
 """Of all seeds."""
-TRIALS = {f"rate {rate}": [f"learning_rate={rate}", "objective.kl_coef=0.1"] for rate in ("1e-5", "2e-5")}
+TRIALS = {f"entropy {bonus}": [f"objective.entropy_coef={bonus}"] for bonus in ("0.02", "0.05")}
+"""Without a bonus, entropy falls as fast as rewards rise."""
 
 
 class Seeds:
@@ -48,15 +49,15 @@ class Seeds:
 
     def compare(self, trials: Mapping[str, Sequence[str]], part: str) -> dict[str, Results]:
         """The adversarial generators of some trials on a part, by trial, where all seeds came that far."""
-        processes = []
         for name, settings in trials.items():
+            processes = []
             for seed in self._options.seeds:
                 begun, out = self._folder(seed), self._folder(seed, name)
                 given = ["--supervised", begun / "supervised", "--judge", begun / "judge", "--until", part]
                 given += ["--steps", self._options.steps] if self._options.steps else []
                 if not (out / f"{part}.done").exists():
                     processes.append(self._gan(out, seed, *given, "--minutes", self._left(), *settings))
-        self._wait(processes)
+            self._wait(processes)
         found: dict[str, Results] = {}
         for name in trials:
             outs = [self._folder(seed, name) for seed in self._options.seeds]

@@ -3,10 +3,12 @@
 The names a recipe needs are here. They are loaded on first use, because importing torch takes seconds.
 """
 
-from samestep.core.interrupt import is_command, say_interrupted
+from samestep.core.interrupt import hear_interrupts, is_command, is_rank, say_interrupted
 
 if is_command():
     say_interrupted()  # before the imports below, which take time
+if is_rank():
+    hear_interrupts()
 
 import ast
 from functools import cache

@@ -222,6 +222,22 @@ def test_a_second_ctrl_c_ends_at_once(script: Callable[[str], str]) -> None:
     sender.join()
 
 
+def test_ctrl_c_while_python_itself_starts_in_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They end without a traceback: they get it only when the package is there, which has a way with it."""
+    (other := tmp_path / "path").mkdir()
+    start = "import os, pathlib, time\npathlib.Path('ready_' + os.environ['RANK']).touch()\ntime.sleep(2)\n"
+    (other / "sitecustomize.py").write_text(start)  # what Python imports first
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(other), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.chdir(tmp_path)
+    sender = when(ready, signal.SIGINT)
+    assert Launcher(["-m", "samestep", "recipes"], nproc=2).run() == 75
+    printed = "".join(capfd.readouterr())
+    assert "stopping all ranks" in printed and "Traceback" not in printed and "KeyboardInterrupt" not in printed
+    sender.join()
+
+
 def test_a_request_before_the_workers_start_reaches_them(script: Callable[[str], str]) -> None:
     stop = StopRequests(5.0)
     with stop:

@@ -16,9 +16,21 @@ def is_command() -> bool:
     return by_name or (argv[:1] == ["-m"] and whole[whole.index("-m") + 1 :][:1] == ["samestep"])
 
 
+def is_rank() -> bool:
+    """Whether a launcher of ours started this process."""
+    return "SAMESTEP_LAUNCH_FOLDER" in os.environ
+
+
 def say_interrupted() -> None:
     """Until `main` begins, Ctrl-C ends the command with a sentence; Python then ends it by SIGINT, as shells expect."""
     sys.excepthook = _show
+
+
+def hear_interrupts() -> None:
+    """In a rank, whose launcher holds Ctrl-C back until here: in Python's own start it would end in a traceback."""
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def exit_interrupted(number: int, frame: object) -> None:
@@ -38,7 +50,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def _say() -> None:
     """One process says it: a launcher for its workers, or the first rank."""
-    if "SAMESTEP_LAUNCH_FOLDER" in os.environ or os.environ.get("RANK", "0") != "0":
+    if is_rank() or os.environ.get("RANK", "0") != "0":
         return
     try:
         os.write(2, b"\nsamestep: interrupted before anything began\n")

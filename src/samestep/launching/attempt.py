@@ -5,6 +5,7 @@ Imported when workers are started, since it needs torch.
 
 import logging
 import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,16 @@ def run_attempt(
             return [Failure(assignment.first_rank, EXIT_PREEMPTED)]
         finally:
             stop.workers_ended()
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes that begin here get no SIGINT until they have a handler for it (core/interrupt.py)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _FixedRendezvous(RendezvousHandler):
@@ -124,7 +135,8 @@ class _Agent(LocalElasticAgent):
         """Nothing: the launchers of the nodes know themselves when all are done."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        ids = super()._start_workers(worker_group)
+        with _interrupts_held_back():
+            ids = super()._start_workers(worker_group)
         self._processes = dict(ids)
         self._stop.install_handlers()  # again, since starting workers installs torch's own
         self._stop.workers_started(list(ids.values()))

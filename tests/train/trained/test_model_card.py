@@ -92,3 +92,13 @@ def test_what_is_not_told_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "folder")]) == 0
     card = (tmp_path / "folder" / "README.md").read_text()
     assert "# with another data.path, which is not told" in card and "data.limit=null" in card and WORD not in card
+
+
+def test_a_card_without_what_validation_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The file that says it is gone: the export says what is missing in its card."""
+    run = tmp_path / "run"
+    assert main(["train", "mdlm", "--preset=verify", f"out={tmp_path}", "name=run", "max_steps=2"]) == 0
+    (run / "metrics.jsonl").unlink()
+    assert main(["export", str(run), str(tmp_path / "folder")]) == 0
+    assert "metrics.jsonl ends before step 2: what validation found" in "".join(capfd.readouterr())
+    assert "## Evaluation" not in (tmp_path / "folder" / "README.md").read_text()

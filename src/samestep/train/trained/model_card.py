@@ -1,6 +1,7 @@
 """The card of an exported model (README.md): what is true of it, and nothing of the machine it was made on."""
 
 import json
+import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from samestep.train.record.run_record import RunRecord
 from samestep.train.trained.told import told, told_text
 from samestep.train.trained.trained_model import Trained
 from samestep.train.weights.sources import is_checkpoint
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 UNNAMED = "recipe of its own"
@@ -192,10 +195,14 @@ def validation_metrics(trained: Trained) -> dict[str, float]:
     if trained.run is None or not is_checkpoint(trained.source):
         return {}
     step = read_manifest(trained.source).step
+    rows = [row for row in JsonLines(trained.run.metrics) if row.get("stage") == trained.stage]
     found: dict[str, float] = {}
-    for row in JsonLines(trained.run.metrics):
-        if row.get("stage") == trained.stage and row.get("step") == step:
+    for row in rows:
+        if row.get("step") == step:
             found |= _of_validation(row)
+    if not any(isinstance(at := row.get("step"), int) and at >= step for row in rows):
+        where = trained.run.metrics
+        logger.warning("%s ends before step %d: what validation found there is not in the model card", where, step)
     return found
 
 
