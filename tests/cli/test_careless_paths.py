@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*TRAIN, "--config", "folder"], "folder"),
         ([*TRAIN, "--config", "deep.json"], "deep.json nests lists and mappings too deeply"),
         ([*TRAIN, "--init_from", "keys.pt"], "keys.pt"),
+        (["data", "prepare", "file.txt", "--tokenizer", "p/" * 3000], "cannot be used (File name too long)"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

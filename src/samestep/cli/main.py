@@ -15,7 +15,7 @@ from pathlib import Path
 from samestep.core.child_python import leave_out_working_directory
 from samestep.core.compile_caches import use_private_caches
 from samestep.core.disk_space import describe_full_disk, is_disk_full
-from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError, path_error, print_error
+from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, RunFailed, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.interrupt import exit_interrupted
 from samestep.core.near_names import did_you_mean
@@ -102,6 +102,10 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         print_error(str(error))
         return EXIT_USER
+    except RunFailed as error:  # by a verb that has no ranks, which would have said so
+        refused = path_error(error.__cause__) if error.__cause__ else None
+        print_error(str(refused or error))
+        return EXIT_USER if refused else error.exit_code
     except (OSError, ImportError, RuntimeError) as error:
         if is_too_many_files(error):
             sentence = str(too_many_open_files())

@@ -66,6 +66,6 @@ class CausalTransformer(Transformer):
         The new keys and values go into the cache; a `KVCache` works without gradients only. Vectors
         [rows, length, d_model] may stand in for tokens, as the embedding gives them.
         """
-        self.check_length(tokens.shape[1] + (cache.length if cache is not None else 0))
+        self.config.check_length(tokens.shape[1] + (cache.length if cache is not None else 0))
         logits: Tensor = self.transformer(tokens, attention_mask, cache, logits_to_keep)
         return logits

@@ -86,6 +86,14 @@ class TransformerConfig(CheckedConfig):
         """Rows of the embedding and of the head, resolved."""
         return self.vocab_size if self.embedding_size is None else self.embedding_size
 
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence that is too long."""
+        if length > self.max_sequence_length:
+            raise UserError(
+                f"Give at most max_sequence_length={self.max_sequence_length} tokens, or raise it; this sequence has "
+                f"{length}."
+            )
+
 
 class Linear(deferred_init.Linear):
     """A linear layer without bias."""
@@ -248,14 +256,6 @@ class Transformer(DeferredInit):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each position; in the dtype of the weights, or of autocast where that is on."""
-        self.check_length(tokens.shape[1])
+        self.config.check_length(tokens.shape[1])
         logits: Tensor = self.transformer(tokens)
         return logits
-
-    def check_length(self, length: int) -> None:
-        """Refuse a sequence that is too long."""
-        if length > self.config.max_sequence_length:
-            raise UserError(
-                f"Give at most max_sequence_length={self.config.max_sequence_length} tokens, or raise it; "
-                f"this sequence has {length}."
-            )

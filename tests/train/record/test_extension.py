@@ -122,6 +122,14 @@ def test_settings_that_follow_from_the_length_are_refused_before_anything_is_rec
     assert parse_train(["--resume", "runs/a"])[2].max_steps == 4
 
 
+def test_a_record_of_a_done_stage_that_nobody_wrote(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path, Config(max_steps=4), step=4, done={})
+    assert read_done(rundir, "fit") == {"step": 4}
+    write_json(rundir.done("fit"), {"step": -1})
+    with pytest.raises(UserError, match=r"done\.json .*step is -1"):
+        read_done(rundir, "fit")
+
+
 def test_the_refusal_says_what_extend_does(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, Config(max_steps=100, learning_rate=0.5), step=50)
     longer, before = {"max_steps": 200, "learning_rate": 0.5}, {"fit": Config(max_steps=100, learning_rate=0.5)}

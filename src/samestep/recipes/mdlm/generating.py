@@ -201,7 +201,9 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     ids = [request.id for request in requests]
     batches = batches_by_shape([template.shape() for template in templates], trained.config.rows_at_once)
     say_idle(max(0, world.size - len(batches)), world)
-    say_tokens_a_pass(trained.config.sampling, max(template.shape()[1] for template in templates), world)
+    longest, most_masked = (max(numbers) for numbers in zip(*(template.shape() for template in templates)))
+    trained.config.model.check_length(longest)
+    say_tokens_a_pass(trained.config.sampling, most_masked, world)
     mine: list[tuple[int, SampledText]] = []
     with world.together("writing"), ExitStack() as stack:
         module = stack.enter_context(open_network(trained, world.device, options.dtype))

@@ -211,6 +211,10 @@ class _Done:
     config: dict[str, Any] = field(default_factory=dict)
     code: dict[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"step is {self.step}")
+
 
 def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:
     """For the status of a run that is done: which of its stages stopped early, and why; empty if none did."""
