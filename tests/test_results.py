@@ -155,6 +155,7 @@ def test_gan_in_a_few_steps(continued: Path, tmp_path: Path) -> None:
     assert {"supervised", "adversarial"} == seed["validation"]["curves"].keys() == seed["test"]["nats"].keys()
     assert seed["parts"] == {"judge": 48, "test": 24, "train": 64, "validation": 16}
     assert seed["training"][-1]["step"] == 4 and found["trials"] == begun["trials"]
+    assert found["minutes"] > begun["minutes"] > 0
     rate, low, high = found["pooled"]["control"]
     assert 0 <= low <= rate <= high <= 1
     assert rate == pytest.approx((seed["test"]["control"][0] + other["test"]["control"][0]) / 2)

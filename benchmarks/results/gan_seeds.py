@@ -131,6 +131,8 @@ def main() -> None:
     parser.add_argument("--until", choices=["validation", "test"], default="test", help="where to stop")
     options = parser.parse_args()
     options.out = options.out.resolve()
+    path = options.out / "result.json"
+    before = json.loads(path.read_text())["minutes"] if path.exists() else 0.0  # of an earlier call
     options.out.mkdir(parents=True, exist_ok=True)
     seeds = Seeds(options)
     seeds.begin()
@@ -139,12 +141,12 @@ def main() -> None:
         trials[name] = pooled(results, "validation") | {"settings": TRIALS[name], "training": results[0]["training"]}
         trials[name]["chosen"] = [result["chosen"] for result in results]
         say(f"{name}: {trials[name]['win_rate']} on validation, kept: {trials[name]['kept']}")
-    found: dict[str, Any] = {"trials": trials, "chosen": best(trials)}
-    write_results(options.out / "result.json", found)
+    found: dict[str, Any] = {"trials": trials, "chosen": best(trials), "minutes": round(before + seeds.minutes, 1)}
+    write_results(path, found)
     if options.until == "test":
         (results,) = seeds.compare({found["chosen"]: TRIALS[found["chosen"]]}, "test").values()
-        found |= {"pooled": pooled(results, "test"), "seeds": results, "minutes": round(seeds.minutes, 1)}
-        write_results(options.out / "result.json", found)
+        found |= {"pooled": pooled(results, "test"), "seeds": results, "minutes": round(before + seeds.minutes, 1)}
+        write_results(path, found)
         say("win rate {win_rate}, supervised against itself {control}, kept: {kept}".format(**found["pooled"]))
 
 
