@@ -91,13 +91,11 @@ def pooled(results: Results, part: str) -> dict[str, Any]:
     """Of all seeds. Those have the same prompts in the test, which are drawn again; whole documents too."""
     parts = [result[part] for result in results]
     found: dict[str, Any] = {"kept": kept(parts)}
-    if part == "test":
-        documents = parts[0]["by_prompt"]["documents"]
-        found["documents"] = len(set(documents))
-        for name in ("win_rate", "control"):
-            found[f"{name}_by_document"] = bootstrap(np.array([one["by_prompt"][name] for one in parts]), documents)
     for name in ("win_rate", "control"):
-        wins = [np.array(one["by_prompt"][name]) for one in parts]
+        wins = [one["by_prompt"][name] for one in parts]
+        if part == "test":
+            documents = parts[0]["by_prompt"]["documents"]
+            found |= {"documents": len(set(documents)), f"{name}_by_document": bootstrap(np.array(wins), documents)}
         found[name] = bootstrap(np.array(wins) if part == "test" else np.concatenate(wins))
     return found
 

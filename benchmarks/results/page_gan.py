@@ -32,7 +32,7 @@ All seeds, drawn by document ({pooled["documents"]:,}) instead of by prompt:
 
 ## Which settings
 All seeds trained with each, and the validation part chose: the win rate against the supervised generator, of those that
-keep variety and likelihood there, if any do.
+keep variety and likelihood there, if any do. KL, entropy and the judge's accuracy are those of the first seed.
 
 {table(("", "win rate on validation", "kept", "temperatures", "KL", "entropy", "judge's accuracy"), _trials(results))}
 **Training** of what was chosen, by seed:

@@ -52,6 +52,12 @@ def test_training_refuses_activations_of_another_model(
     assert f"the activations in {runs / 'dumped'}" in (found := said(capfd)) and wanted in found
 
 
+def test_a_layer_that_a_named_model_lacks(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "lens", "--preset=verify", f"model_name={model}", "layer_l=99", f"out={tmp_path}"]) == 2
+    found = said(capfd)
+    assert "Set layer_l from 0 to " in found and ": the model has " in found and "it is 99." in found
+
+
 def test_a_dump_refuses_tokens_of_another_tokenizer(runs: Path, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with with_change(model, "tokenizer"):
         assert main(["train", "--resume", str(runs / "tokens"), "until=null"]) == 2

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from samestep.data.records.reading import find_files
 from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig, as_list
 from samestep.recipes.distill.objective import RECORDS
-from samestep.recipes.distill.python_docs import python_docs
+from samestep.recipes.distill.python_docs import python_docs, some_queries, spread
 from samestep.recipes.distill.records import Record, read_records, read_records_or_texts
 from samestep.recipes.distill.retrieval import RetrievalSet, find_beir, read_beir
 
@@ -30,7 +30,6 @@ _FEWEST_WORDS = 3
 """Of a sentence that is a text of its own."""
 TEXTS = "texts.json"
 """The artifact of a phase that says with which texts it trains, and how many queries were kept for validation."""
-T = TypeVar("T")
 Origin = DataFile | Path | np.ndarray
 
 
@@ -203,18 +202,18 @@ def load_data(config: DistillConfig) -> DistillData:
         name = ", ".join(source.path for source in mixture)
     else:
         records, own_set = python_docs()
-        read, weights, name = [_spread(records, data.limit)], [1.0], BUILT_IN_TEXT
+        read, weights, name = [spread(records, data.limit)], [1.0], BUILT_IN_TEXT
     held_out: RetrievalSet | None = None
     if data.validation:
         held_out = read_beir(*(find_beir(data.validation, "test") or [data.validation]))
-        read = _of_other_queries(read, held_out)
+        read = _without(set(held_out.queries), read, "other queries than data.validation; one has only those")
     test: RetrievalSet | None = None
     if data.named:
         share = data.validation_fraction if held_out is None else 0.0
         read, chosen, test = hold_out(read, share, data.validation_queries, data.test_fraction, config.seed)
         held_out = held_out or chosen
     elif held_out is None:
-        held_out = _some_queries(own_set, data.limit)
+        held_out = some_queries(own_set, data.limit)
     assert held_out is not None
     read = [records[:count] for records, count in zip(read, records_of_phases(config, read))]
     ends = np.cumsum([len(records) for records in read]).tolist()
@@ -235,15 +234,6 @@ def load_data(config: DistillConfig) -> DistillData:
     return DistillData(
         name, table, sources, weights, held_out, origins, sentences, test, data.sentences, first, first_weights
     )
-
-
-def _of_other_queries(read: Sequence[Sequence[Record]], kept: RetrievalSet) -> list[list[Record]]:
-    """What may be trained on beside a validation set that is not made of these records."""
-    queries = set(kept.queries)
-    found = [[record for record in records if record.query not in queries] for records in read]
-    if not all(found):
-        raise UserError("Give every file of data.train other queries than data.validation; one has only those.")
-    return found
 
 
 def _phase_1_records(config: DistillConfig, path: str) -> list[list[Text]]:
@@ -325,12 +315,18 @@ def hold_out(
     their records, as retrieval sets, whose passages are those of these records."""
     queries = list(dict.fromkeys(record.query for records in read for record in records))
     parts = split_records(queries, queries, validation=min(validation, most / len(queries)), test=test, seed=seed)
-    trained = set(parts.train)
-    kept = [[record for record in records if record.query in trained] for records in read]
-    if not all(kept):
-        raise UserError("Give every file of data.train records of several queries; one has none left for training.")
+    held_out = {*parts.validation, *parts.test}
+    kept = _without(held_out, read, "records of several queries; one has none left for training")
     every = [record for records in read for record in records]
     return kept, _retrieval_set(every, set(parts.validation)), _retrieval_set(every, set(parts.test))
+
+
+def _without(queries: Collection[str], read: Sequence[Sequence[Record]], wanted: str) -> list[list[Record]]:
+    """The records that are not of these queries, of every source; refused where one has none."""
+    found = [[record for record in records if record.query not in queries] for records in read]
+    if not all(found):
+        raise UserError(f"Give every file of data.train {wanted}.")
+    return found
 
 
 def _retrieval_set(records: Sequence[Record], queries: Collection[str]) -> RetrievalSet | None:
@@ -342,27 +338,6 @@ def _retrieval_set(records: Sequence[Record], queries: Collection[str]) -> Retri
     for row in table.rows:
         relevant[row.query][row.positive] = 1.0
     return RetrievalSet(table.queries, table.passages, relevant)
-
-
-def _spread(values: Sequence[T], limit: int | None) -> list[T]:
-    """At most `limit` of these, spread evenly: neighbours in the documentation are about the same thing."""
-    if limit is None or limit >= len(values):
-        return list(values)
-    return [values[number * len(values) // limit] for number in range(limit)]
-
-
-def _some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
-    """A small retrieval set for a quick trial: some queries, and the passages that answer them."""
-    if limit is None:
-        return found
-    chosen = _spread(range(len(found.queries)), limit)
-    passages = sorted({passage for query in chosen for passage in found.relevant[query]})
-    numbers = {passage: number for number, passage in enumerate(passages)}
-    return RetrievalSet(
-        [found.queries[query] for query in chosen],
-        [found.passages[passage] for passage in passages],
-        [{numbers[passage]: grade for passage, grade in found.relevant[query].items()} for query in chosen],
-    )
 
 
 def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:

@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeVar
 
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.recipes.distill.records import Record
 from samestep.recipes.distill.retrieval import RetrievalSet
 
+T = TypeVar("T")
 HELD_OUT = 0.25
 """The share of the sections whose queries are not trained on."""
 LONGEST_PASSAGE = 300
@@ -206,3 +208,24 @@ def _name(section: Section) -> str:
     """A heading, or what an entry defines, without its arguments."""
     title = section.titles[0]
     return title if section.indent < 0 else _KIND.sub("", title).split("(")[0]
+
+
+def spread(values: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` of these, spread evenly: neighbours in the documentation are about the same thing."""
+    if limit is None or limit >= len(values):
+        return list(values)
+    return [values[number * len(values) // limit] for number in range(limit)]
+
+
+def some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
+    """A small retrieval set for a quick trial: some queries, and the passages that answer them."""
+    if limit is None:
+        return found
+    chosen = spread(range(len(found.queries)), limit)
+    passages = sorted({passage for query in chosen for passage in found.relevant[query]})
+    numbers = {passage: number for number, passage in enumerate(passages)}
+    return RetrievalSet(
+        [found.queries[query] for query in chosen],
+        [found.passages[passage] for passage in passages],
+        [{numbers[passage]: grade for passage, grade in found.relevant[query].items()} for query in chosen],
+    )

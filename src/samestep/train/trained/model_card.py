@@ -195,12 +195,16 @@ def validation_metrics(trained: Trained) -> dict[str, float]:
     if trained.run is None or not is_checkpoint(trained.source):
         return {}
     step = read_manifest(trained.source).step
-    rows = [row for row in JsonLines(trained.run.metrics) if row.get("stage") == trained.stage]
     found: dict[str, float] = {}
-    for row in rows:
-        if row.get("step") == step:
+    is_reached = False
+    for row in JsonLines(trained.run.metrics):
+        at = row.get("step")
+        if row.get("stage") != trained.stage or not isinstance(at, int) or at < step:
+            continue
+        is_reached = True
+        if at == step:
             found |= _of_validation(row)
-    if not any(isinstance(at := row.get("step"), int) and at >= step for row in rows):
+    if not is_reached:
         where = trained.run.metrics
         logger.warning("%s ends before step %d: what validation found there is not in the model card", where, step)
     return found
